@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from node.availability.settings import AvailabilitySettings
 from node.checkpoint.settings import CheckpointSettings
 from node.core.errors import LocalFault, Refused, TooNew, UsageFault, writing
 from node.core.home import control_socket, expanded, home_named, user_dir
@@ -58,6 +59,8 @@ _MANIFEST_AGAIN = (
 MOVED = "TUTTI_MOVED"
 """Left by a daemon for the fresh image of itself: the stage it changes to, "-" for a change of its
 cell."""
+LEAST_DATA = 1 << 27
+"""Bytes; a stream of data reads several pieces by turns."""
 _PORT = FieldRule(0, 65535)
 _SIZE = r"[0-9]+(\.[0-9]+)?\s*([KMGT]i?)?B?"
 _RATE = FieldRule(
@@ -86,7 +89,8 @@ NODE_RULES: dict[str, FieldRule] = {
         says='a share such as "80%" or a size such as "20GiB"',
     ),
     "reserve": FieldRule(pattern=_SIZE, says='a size such as "2GiB", 0 for none'),
-    "data_disk": FieldRule(1 << 27, 1 << 50),
+    "data_disk": FieldRule(LEAST_DATA, 1 << 50),
+    "max_disk": FieldRule(pattern=_SIZE, says='a size such as "50GiB", 0 for no cap'),
     "admission": FieldRule(pattern=r"([0-9a-fA-F]{2})*", says="the token's bytes in hex"),
     "metrics_port": FieldRule(-1, 65535),
     "log_format": FieldRule(choices=("auto", "text", "json")),
@@ -124,6 +128,12 @@ NODE_RULES: dict[str, FieldRule] = {
     "limits.text_bytes": FieldRule(0, 1 << 50),
     "limits.in_flight": FieldRule(1, 10000),
     "limits.recompute": FieldRule(choices=("auto", "off", "layers", "stage")),
+    "availability.idle_only": FieldRule(0, 24 * 60),
+    "availability.hours": FieldRule(
+        pattern=r"([0-9:,\s-]*)", says='spans of a day such as "22-07" or "22:30-07,12-13"'
+    ),
+    "availability.max_load": FieldRule(0, 100),
+    "availability.leave_s": FieldRule(0, 600),
 }
 SECTIONS: dict[str, type] = {
     "transport": TransportSettings,
@@ -131,6 +141,7 @@ SECTIONS: dict[str, type] = {
     "directory": DirectorySettings,
     "checkpoint": CheckpointSettings,
     "limits": PipelineLimits,
+    "availability": AvailabilitySettings,
 }
 SHORT_NAMES = {
     "listen": "transport.host",
@@ -141,6 +152,9 @@ SHORT_NAMES = {
     "relay": "reach.relay",
     "max_up": "transport.max_up",
     "max_down": "transport.max_down",
+    "idle_only": "availability.idle_only",
+    "hours": "availability.hours",
+    "max_load": "availability.max_load",
 }
 """Names in flags and the environment for settings that people touch often: TUTTI_LISTEN is
 transport.host."""
@@ -187,6 +201,10 @@ class NodeSettings:
     own the host in its manifest may."""
     data_disk: int = 8 << 30
     """Most bytes of a stream of data to keep on this disk."""
+    max_disk: str = "0"
+    """Most bytes that streamed data and checkpoints of a run take on this disk together: a size, 0
+    for no cap. Data takes at most half of it, and no more than ``data_disk``; checkpoints have the
+    rest. A model's own files, tokenised text and logs are not counted."""
     tokenizer: str = ""
     """Where it keeps the run's tokenizer.json, in the same way."""
     weights: str = ""
@@ -218,6 +236,7 @@ class NodeConfig:
     directory: DirectorySettings = field(default_factory=DirectorySettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     limits: PipelineLimits = field(default_factory=PipelineLimits)
+    availability: AvailabilitySettings = field(default_factory=AvailabilitySettings)
     moved: str = ""
     """What :data:`MOVED` says: the stage that this process has changed to since it was started, 0
     for the ends, or "-" for a change of its cell; "" for neither."""
@@ -267,6 +286,7 @@ class NodeConfig:
         for name, (value, source) in merged.items():
             section, _, key = name.rpartition(".")
             tables[section][key] = checked_setting(name, value, source)
+        _divide_disk(tables, {name: source for name, (_, source) in merged.items()})
         return cls(
             home=home,
             node=NodeSettings(**tables[""]),
@@ -328,6 +348,11 @@ class NodeConfig:
     @property
     def events_path(self) -> Path:
         return self.home / "log" / "events.jsonl"
+
+    @property
+    def pause_path(self) -> Path:
+        """Where the operator's pause is kept."""
+        return self.home / "pause.json"
 
     @property
     def control_socket(self) -> Path:
@@ -685,6 +710,27 @@ def _note(path: Path, text: str) -> None:
     """Keep what a peer can do without, if it can be written."""
     with contextlib.suppress(OSError):
         write_atomically(path, text.encode())
+
+
+def _divide_disk(tables: dict[str, dict[str, Any]], sources: Mapping[str, str]) -> None:
+    """Set the caps on streamed data and on checkpoints below the one on both. Raises UsageFault for
+    caps that contradict each other or leave too little."""
+    most = size_of(tables[""].get("max_disk", "0"))
+    if not most:
+        return
+    where = f"max_disk = {tables['']['max_disk']}  ({sources['max_disk']})"
+    data = min(tables[""].get("data_disk", NodeSettings.data_disk), most // 2)
+    if "data_disk" in sources:
+        data = tables[""]["data_disk"]
+    if data < LEAST_DATA or data >= most:
+        raise UsageFault(
+            f"{where}: {data:,} bytes would be for streamed data, {most - data:,} for checkpoints",
+            f"data needs {LEAST_DATA:,} at least, and checkpoints need room too: set max_disk to "
+            f"{2 * LEAST_DATA:,} bytes or more, and data_disk below it",
+        )
+    kept = tables["checkpoint"].get("max_disk", 0)
+    tables[""]["data_disk"] = data
+    tables["checkpoint"]["max_disk"] = min(kept or most - data, most - data)
 
 
 def size_of(text: str) -> int:

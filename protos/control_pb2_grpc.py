@@ -80,6 +80,16 @@ class ControlStub:
                 request_serializer=protos_dot_control__pb2.StopRequest.SerializeToString,
                 response_deserializer=protos_dot_control__pb2.StopReply.FromString,
                 _registered_method=True)
+        self.Pause = channel.unary_unary(
+                '/tutti.v1.Control/Pause',
+                request_serializer=protos_dot_control__pb2.PauseRequest.SerializeToString,
+                response_deserializer=protos_dot_control__pb2.PauseReply.FromString,
+                _registered_method=True)
+        self.Resume = channel.unary_unary(
+                '/tutti.v1.Control/Resume',
+                request_serializer=protos_dot_control__pb2.ResumeRequest.SerializeToString,
+                response_deserializer=protos_dot_control__pb2.ResumeReply.FromString,
+                _registered_method=True)
         self.Generate = channel.unary_stream(
                 '/tutti.v1.Control/Generate',
                 request_serializer=protos_dot_control__pb2.GenerateRequest.SerializeToString,
@@ -169,6 +179,19 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Pause(self, request, context):
+        """answers when the memory is given back
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Resume(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Generate(self, request, context):
         """through the live swarm
         """
@@ -250,6 +273,16 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Stop,
                     request_deserializer=protos_dot_control__pb2.StopRequest.FromString,
                     response_serializer=protos_dot_control__pb2.StopReply.SerializeToString,
+            ),
+            'Pause': grpc.unary_unary_rpc_method_handler(
+                    servicer.Pause,
+                    request_deserializer=protos_dot_control__pb2.PauseRequest.FromString,
+                    response_serializer=protos_dot_control__pb2.PauseReply.SerializeToString,
+            ),
+            'Resume': grpc.unary_unary_rpc_method_handler(
+                    servicer.Resume,
+                    request_deserializer=protos_dot_control__pb2.ResumeRequest.FromString,
+                    response_serializer=protos_dot_control__pb2.ResumeReply.SerializeToString,
             ),
             'Generate': grpc.unary_stream_rpc_method_handler(
                     servicer.Generate,
@@ -520,6 +553,60 @@ class Control:
             '/tutti.v1.Control/Stop',
             protos_dot_control__pb2.StopRequest.SerializeToString,
             protos_dot_control__pb2.StopReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Pause(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tutti.v1.Control/Pause',
+            protos_dot_control__pb2.PauseRequest.SerializeToString,
+            protos_dot_control__pb2.PauseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Resume(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tutti.v1.Control/Resume',
+            protos_dot_control__pb2.ResumeRequest.SerializeToString,
+            protos_dot_control__pb2.ResumeReply.FromString,
             options,
             channel_credentials,
             insecure,

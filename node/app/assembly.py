@@ -105,7 +105,7 @@ if TYPE_CHECKING:
 class Services:
     """Services of the peer that holds ``stage``, connected but not started: ``training.start``
     starts them, and ``meetings.start`` the meetings of the cells. ``meetings`` is None where the
-    run's cells never average with each other."""
+    run's cells never average with each other; ``donor`` gives others the state that is here."""
 
     stage: StageState
     meter: PipelineMeter
@@ -114,6 +114,7 @@ class Services:
     work: StageRuntime
     training: Training
     meetings: CellMeetings | None
+    donor: StateService
 
 
 FILES_S = 20.0
@@ -531,7 +532,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         o.colleagues,
         manifest.scheduler,
     )
-    StateService(
+    donor = StateService(
         o.transport,
         work,
         o.store.settings,
@@ -570,7 +571,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         meetings = _meetings(manifest, o, training)
     training.candidacy.on_lead = o.presence.changed
     o.presence.seeks = lambda: training.seeks
-    return Services(state, o.meter, pipeline, cell, work, training, meetings)
+    return Services(state, o.meter, pipeline, cell, work, training, meetings, donor)
 
 
 def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:

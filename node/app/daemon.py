@@ -27,8 +27,10 @@ from node.app.last import STARTED, STOPPING
 from node.app.launch import Child, again, as_flags, ask_to_end, for_child, stop_all
 from node.app.node import Node
 from node.app.operator_service import OperatorService
-from node.app.peer import keep
+from node.app.peer import keep, leave
 from node.app.tuning import first_work, tune_meanwhile, worth
+from node.availability.machine import By
+from node.availability.words import PUBLIC
 from node.config import NodeConfig
 from node.control.pledges import RENEW_S, Pledges
 from node.control.retries import (
@@ -49,14 +51,16 @@ from node.core.errors import (
     ExitCode,
     LocalFault,
     NetworkFault,
+    OutOfResources,
     PeerFault,
     ProtocolMismatch,
     Refused,
     UsageFault,
     WireError,
 )
-from node.core.ids import ENDS, CellId, PeerId
+from node.core.ids import ENDS, CellId, PeerId, stage_name
 from node.core.memory import keep_freed, of_files, resident
+from node.core.numbers import human
 from node.core.version import PROTOCOLS, VERSION, Protocols
 from node.dht.directory import Directory
 from node.dht.room import Company
@@ -65,7 +69,7 @@ from node.identity.invites import Invite, peer_of_address, scope_of
 from node.identity.keys import Identity
 from node.inference.forwarding import EndsService
 from node.manifest import Manifest
-from node.model.device import Device, set_threads
+from node.model.device import Device, give_all_back, set_threads
 from node.model.settings import DIGEST
 from node.reach.standing import Standing
 from node.telemetry.events import Event, JournalHandler
@@ -82,6 +86,10 @@ KEEP_S = 10.0
 """Seconds between two choices of the peers to remember for the next start."""
 KEEP_PEERS = 8
 """Number of peers to remember for the next start."""
+GOODBYE_S = 1.0
+"""Least seconds for a goodbye before a pause, which takes one message to the leader."""
+LOOK_S = 0.1
+"""Seconds between two looks at a stage that is being built."""
 LAN_PEERS = 32
 """Peers of the run that are met because they announce themselves on the LAN; the directory tells of
 the others."""
@@ -110,6 +118,11 @@ class Daemon(Node):
         self.pledges = Pledges(config.home)
         self.interrupted = False
         """Ended by a Ctrl-C."""
+        self._changing = asyncio.Lock()
+        """Held while the stage is given up."""
+        self._hosting: asyncio.Task[None] | None = None
+        """The task that builds the stage and brings it to the newest state; None in a pause."""
+        self.availability.on_change = self._availability_changed
 
     # ----------------------------------------------------------- life
 
@@ -211,6 +224,8 @@ class Daemon(Node):
                 "daemon", "rendezvous", "serving as a rendezvous: helps peers find each other"
             )
             return
+        self.tasks.spawn(self.view.keep_measuring(), "measure", eternal=True)
+        await self._until_open(presence)
         if not solo and self._may_host_all() and not self.config.moved:
             self.step = "looks for other peers that host this run"
             solo = await self.alone(presence, self.manifest, self._own_children())
@@ -226,19 +241,196 @@ class Daemon(Node):
             kept=self.config.cell(self.manifest.run_id),
             company=bool(bootstrap),
         )
+        hosting = self._keep_hosting(presence, self.manifest, stage, solo)
+        self.tasks.spawn(hosting, "hosting", eternal=True)
+
+    # ----------------------------------------------------------- working, and pausing
+
+    async def _until_open(self, presence: Presence) -> None:
+        """Wait until this machine works for the swarm, before a stage is chosen. Other peers see
+        the reason meanwhile."""
+        keeper = self.availability
+        if keeper.rules.any:
+            await keeper.sample()
+        if keeper.measures:
+            text = f"works while this machine is free, by: {keeper.measures}"
+            self.journal.emit("daemon", "availability-measures", text)
+        self.tasks.spawn(keeper.run(), "availability", eternal=True)
+        if keeper.paused is None:
+            return
+        text = f"starts paused {keeper.reason}; go on with  tutti resume"
+        self.journal.emit("daemon", "paused", text)
+        self.paused = keeper.public_reason
+        self.put_away.set()
+        presence.announce(self.body)
+        await keeper.open.wait()
+        self._work_again(presence)
+
+    def _work_again(self, presence: Presence) -> None:
+        self.put_away.clear()
+        self.paused = ""
+        self.given_back = ""
+        presence.changed()
+
+    def _availability_changed(self) -> None:
+        """The reason of the pause has changed, or the pause has ended."""
+        if self.paused and self.availability.paused is not None:
+            self.paused = self.availability.public_reason
+            if self.presence is not None:
+                self.presence.changed()
+
+    async def _keep_hosting(
+        self, presence: Presence, manifest: Manifest, stage: int, solo: bool
+    ) -> None:
+        """Host the stage for ever, except in pauses. The choice of the stage stays through them."""
+        keeper = self.availability
+        self._hosting = self.tasks.spawn(self._host(presence, manifest, stage, solo), "host")
+        while True:
+            await keeper.closed.wait()
+            async with self._changing:
+                done = await self._put_away(presence)
+            if not done:
+                # Most likely the process ends, or begins elsewhere.
+                await asyncio.sleep(RETRY_S)
+                continue
+            if self._choosing is not None and self._choosing.stage is not None:
+                # It may have chosen a block stage instead of the ends.
+                stage = self._choosing.stage
+            await keeper.open.wait()
+            self._work_again(presence)
+            self.step = "takes its stage back after the pause"
+            self.journal.emit("daemon", "resuming", f"takes {stage_name(stage)} back")
+            back = self._host_again(presence, manifest, stage, solo)
+            self._hosting = self.tasks.spawn(back, "host")
+
+    async def _host_again(
+        self, presence: Presence, manifest: Manifest, stage: int, solo: bool
+    ) -> None:
+        """Take the stage back. Others may have its memory by now, which is no reason to end."""
+        try:
+            await self._host(presence, manifest, stage, solo, again=True)
+        except OutOfResources as e:
+            self.availability.failed(str(e))
+
+    async def _put_away(self, presence: Presence) -> bool:
+        """Leave the swarm's plan, write what is committed, and give the stage's memory back. The
+        key, the ports, the connections and the directory stay. Return False if this peer leaves for
+        another reason."""
+        began = time.monotonic()
+        host = self._hosting
+        while host is not None and self.assembled is None and not (host.done() or self.ending):
+            await asyncio.wait({host}, timeout=LOOK_S)
+        if self.going:
+            return False
+        self.pausing = True
+        presence.changed()
+        self.journal.emit("daemon", "pausing", f"pauses {self.availability.reason}")
+        before = resident(os.getpid())
+        if host is not None and not host.done():
+            host.cancel()
+            await asyncio.wait({host})
+        # The traceback of a cancelled task holds the stage.
+        host = None
+        self._hosting = None
+        if self.assembled is not None and self.assembled.training.started:
+            await self._leave_plan(self.assembled)
+        if self.ending:
+            return False
+        device_said = ""
+        if self.assembled is not None and self.assembled.device.is_cuda:
+            used = self.assembled.device.memory_used()
+            device_said = f" and {human(used)} of {self.assembled.device.device}"
+        await self._give_stage_up()
+        presence.seeks = lambda: False
+        await asyncio.to_thread(give_all_back)
+        after = resident(os.getpid())
+        self.pledges.pledge(max(0, after - of_files(os.getpid())))
+        self.pausing = False
+        self.hasty_pause = False
+        self.paused = self.availability.public_reason or PUBLIC[By.OPERATOR]
+        seconds = time.monotonic() - began
+        self.given_back = (
+            f"{human(max(0, before - after))} of main memory{device_said} given back after "
+            f"{seconds:.1f} s"
+        )
+        text = f"paused {self.availability.reason}: {self.given_back}"
+        self.journal.emit("daemon", "paused", text, seconds=round(seconds, 3))
+        self.put_away.set()
+        presence.changed()
+        return True
+
+    async def _leave_plan(self, a: Assembled) -> None:
+        """Finish the epoch under way and hand over, if that is soon enough for the operator; else
+        say goodbye at once, and others do this peer's part of the epoch again."""
+        seconds = self.config.availability.leave_s
+        if self.hasty_pause or self.view.tally.left_s(time.monotonic()) > seconds:
+            seconds = 0.0
+
+        async def say_goodbye() -> None:
+            try:
+                why = f"pauses {self.availability.public_reason}"
+                await leave(a, why, max(GOODBYE_S, seconds))
+            except TimeoutError:
+                text = "leaves before the epoch ended and its state was fetched by others"
+                self.journal.emit("daemon", "pause-hasty", text)
+
+        goodbye = self.tasks.spawn(say_goodbye(), "goodbye")
+        end = self.tasks.spawn(self._end.wait(), "end")
+        # A daemon that is told to end meanwhile leaves as it does without a pause.
+        await asyncio.wait({goodbye, end}, return_when=asyncio.FIRST_COMPLETED)
+        for task in (goodbye, end):
+            task.cancel()
+        await asyncio.wait({goodbye, end})
+
+    async def _give_stage_up(self) -> None:
+        """End everything that belongs to the stage. What is committed is on the disk afterwards."""
+        a = self.assembled
+        if a is not None:
+            await self._end_training(a, f"pauses {self.availability.reason}")
+        ask_to_end(self.children)
+        await self.stage_tasks.close()
+        self.transport.vacate()
+        if a is not None:
+            await keep(a, self.journal)
+            await _close_services(a)
+        self.assembled = None
+        await asyncio.to_thread(stop_all, self.children)
+        self.children.clear()
+        self._loading.clear()
+        self.child_trouble.clear()
+
+    async def _end_training(self, a: Assembled, why: str) -> None:
+        # Nothing is committed from here on, so no further write is needed.
+        await a.training.close()
+        if a.recording is not None:
+            await asyncio.to_thread(a.recording.close, why)
+
+    # ----------------------------------------------------------- the stage
+
+    async def _host(
+        self,
+        presence: Presence,
+        manifest: Manifest,
+        stage: int,
+        solo: bool,
+        *,
+        again: bool = False,
+    ) -> None:
+        """Build the stage, bring it to the newest state, and take part. ``again``: after a pause,
+        so that no other stage is chosen. Raises LocalFault if that cannot be."""
         await self._first_work()
         process = resident(os.getpid()) + self.memory_beside()[0] + KERNELS
         own = MainMemory(process=process, libraries=of_files(os.getpid()))
         split: dict[int, str] = {}
         if solo:
             taken = replace(own, others=await asyncio.to_thread(self.pledges.others))
-            split = split_between(self.config, self.manifest, taken)
+            split = split_between(self.config, manifest, taken)
         memory = split.get(stage, self.config.node.memory)
         config = replace(self.config, node=replace(self.config.node, memory=memory))
         build = partial(
             assemble,
             config,
-            self.manifest,
+            manifest,
             identity=self.identity,
             transport=self.transport,
             presence=presence,
@@ -255,38 +447,39 @@ class Daemon(Node):
         try:
             a = await build(stage)
         except LocalFault as e:
+            if again:
+                raise
             stage = await self.instead(presence, e)
             a = await build(stage)
         self.role = "ends" if stage == ENDS else "stage"
         built = resident(os.getpid()) + self.memory_beside()[0]
         self.memory_process = max(0, built - a.parameter_bytes) + KERNELS
-        takes = main_memory(self.manifest, stage, a.memory, a.device.is_cuda)
+        takes = main_memory(manifest, stage, a.memory, a.device.is_cuda)
         self.pledges.pledge(self.memory_process - of_files(os.getpid()) + takes)
-        self.tasks.spawn(self._keep_pledge(), "pledge", eternal=True)
+        self.stage_tasks.spawn(self._keep_pledge(), "pledge", eternal=True)
         if stage == ENDS:
             EndsService(a, self.transport, self._members)
         self.transport.established = a.training.is_established
         self.transport.leads = a.training.has_reported_to
         await self.transport.serve()
         self.assembled = a
-        self.tasks.spawn(self.watch_stage(presence), "placing", eternal=True)
+        self.stage_tasks.spawn(self.watch_stage(presence), "placing", eternal=True)
         a.training.following.on_plan = self.view.planned
         a.training.on_move = self.asked
         a.training.on_cell = self._enters
         if a.training.cell:
             self._enters(a.training.cell)
-        self._recall_change(a, self.manifest)
-        self.tasks.spawn(self.view.keep_measuring(), "measure", eternal=True)
-        if worth(self.manifest, stage, a.device.device):
-            self.tasks.spawn(self._tune(a), "tuning")
+        self._recall_change(a, manifest)
+        if worth(manifest, stage, a.device.device):
+            self.stage_tasks.spawn(self._tune(a), "tuning")
         presence.changed()
         what = f"the ends ({a.layers}, data)"
         if stage != ENDS:
             what = f"stage {stage}, layers {a.layers}"
         self.journal.emit("daemon", "hosting", f"hosting {what} on {a.device_said}", stage=stage)
         if solo:
-            self._host_the_rest(self.manifest, split)
-        weights = self.manifest.model.weights
+            self._host_the_rest(manifest, split)
+        weights = manifest.model.weights
         given = ""
         if weights:
             given = weights[stage].removeprefix(DIGEST)
@@ -294,14 +487,14 @@ class Daemon(Node):
         await catch_up(
             a.work,
             presence,
-            self.config.incoming_dir(self.manifest.run_id, stage),
+            self.config.incoming_dir(manifest.run_id, stage),
             self.journal,
             given=given,
         )
         if fetches and a.work.stage.frozen is not None:
-            where = self.config.base_dir(self.manifest.run_id, stage)
-            self.tasks.spawn(keep_base(a.work, where, self.journal), "base")
-        self.start(a, presence, self.manifest)
+            where = self.config.base_dir(manifest.run_id, stage)
+            self.stage_tasks.spawn(keep_base(a.work, where, self.journal), "base")
+        self.start(a, presence, manifest)
 
     async def _tune(self, a: Assembled) -> None:
         """Measure the processor, and the memory of a micro-batch anew: in another number format it
@@ -419,7 +612,9 @@ class Daemon(Node):
             child.start()
             self.children.append(child)
             self._loading[stage] = time.monotonic()
-            self.tasks.spawn(self._mind(child, stage), f"children {child.label}", eternal=True)
+            self.stage_tasks.spawn(
+                self._mind(child, stage), f"children {child.label}", eternal=True
+            )
 
     def loading(self) -> Mapping[int, float]:
         """Stages of a solo swarm that have no daemon in training yet."""
@@ -453,31 +648,27 @@ class Daemon(Node):
                 self._loading[stage] = now
 
     async def _close(self, control: ControlService) -> None:
+        async with self._changing:
+            await self._close_all(control)
+
+    async def _close_all(self, control: ControlService) -> None:
         self.journal.emit("daemon", STOPPING, self._why or "stopping")
         a = self.assembled
         kept = True
         if a is not None:
-            # Nothing is committed from here on, so no further write is needed.
-            await a.training.close()
-            if a.recording is not None:
-                await asyncio.to_thread(a.recording.close, self._why or "stopping")
+            await self._end_training(a, self._why or "stopping")
         ask_to_end(self.children)
         if self.lan is not None:
             await self.lan.close()
+        await self.stage_tasks.close()
         await self.tasks.close()
         # Nobody else's call may start new work in services that are being closed.
-        await self.transport.server.stop(None)
+        await self.transport.stop_serving()
         if self.presence is not None:
             await self.presence.close(stays=self.moved and self.to_cell is None)
         if a is not None:
             kept = not self.moved and await keep(a, self.journal)
-            services = (a.meetings, a.work, a.pipeline, a.cell, a.work.engines.text)
-            for service in services:
-                if service is not None:
-                    await service.close()
-            a.thread.close()
-            if a.local is not None:
-                await asyncio.to_thread(a.local.ranks.close)
+            await _close_services(a)
         if self.to_cell is not None and self.manifest is not None:
             try:
                 self.config.change_cell(self.manifest.run_id, self.to_cell)
@@ -744,6 +935,17 @@ class Daemon(Node):
             everywhere=not self.config.transport.host,
         )
         say("\n".join(lines))
+
+
+async def _close_services(a: Assembled) -> None:
+    """End the services of a stage, its device thread and its ranks on other devices."""
+    a.donor.close()
+    for service in (a.meetings, a.work, a.pipeline, a.cell, a.work.engines.text):
+        if service is not None:
+            await service.close()
+    await asyncio.to_thread(a.thread.close)
+    if a.local is not None:
+        await asyncio.to_thread(a.local.ranks.close)
 
 
 def fault_line(fault: LocalFault) -> str:

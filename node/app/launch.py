@@ -48,7 +48,12 @@ NOT_HANDED_ON = ("swarm", "data", "data_hosts", "tokenizer", "weights", "admissi
 def for_child(config: NodeConfig, name: str, stage: int, join: str) -> dict[str, Any]:
     """Settings of a child that hosts a block stage: its parent's explicit ones, and its own."""
     said = config_document(config).items()
-    given = {k: one["value"] for k, one in said if one["source"] and k not in NOT_HANDED_ON}
+    given = {
+        k: one["value"]
+        for k, one in said
+        # A parent that pauses stops its children.
+        if one["source"] and k not in NOT_HANDED_ON and not k.startswith("availability.")
+    }
     own = {"name": name, "role": "stage", "stage": stage, "join": join, "threads": 1}
     # The parent reads the last words of a child that ends.
     return given | own | {"metrics_port": -1, "log_format": "text"} | OWN_PORTS

@@ -17,6 +17,7 @@ from node.app.assembly import Assembled
 from node.app.capacity import check_memory
 from node.app.peer import Peer
 from node.app.timekeeping import ClockKeeper
+from node.availability.keeper import AvailabilityKeeper
 from node.config import NodeConfig
 from node.core.clock import Since, SystemClock
 from node.core.errors import LocalFault, NetworkFault, ProtocolMismatch, Refused
@@ -76,6 +77,7 @@ class Node(Peer[Assembled]):
             self._serves,
         )
         self.clocks = ClockKeeper(self.transport, self.journal)
+        self.availability = AvailabilityKeeper(config.availability, config.pause_path, self.journal)
         self.lan: Nearby | None = None
         self.step = "looks for the swarm"
         """The step of the start that is under way."""
@@ -83,6 +85,12 @@ class Node(Peer[Assembled]):
         """Bytes that this process and p2pd had resident when the stage was built, without its
         parameters."""
         self.child_trouble: dict[str, str] = {}
+        self.put_away = asyncio.Event()
+        """Set while the daemon is paused and holds nothing of its stage any more."""
+        self.given_back = ""
+        """Memory that the last pause gave back, and after how long, for people."""
+        self.hasty_pause = False
+        """The next pause waits neither for the epoch under way nor for a hand-over."""
         self.fault: LocalFault | None = None
         self._shown = lru_cache(1)(partial(shown, me=self.identity))
         self._end = asyncio.Event()

@@ -13,7 +13,14 @@ from node.app.node import Node
 from node.app.snapshot import SnapshotBuilder
 from node.control.naming import resolve
 from node.control.service import Window, as_event
-from node.core.errors import ExitCode, LocalFault, NetworkFault, PeerFault, UsageFault
+from node.core.errors import (
+    ExitCode,
+    LocalFault,
+    NetworkFault,
+    PeerFault,
+    Refused,
+    UsageFault,
+)
 from node.core.ids import ENDS, PeerId
 from node.identity.invites import Invite, fitting_addresses, only_on, peer_of_address
 from node.inference import at_ends, forwarding
@@ -29,6 +36,8 @@ from protos import control_pb2 as pb
 T = TypeVar("T", pb.Piece, pb.Evaluated)
 SHOWN = 16
 """Prefixes of cells, of 64, that are read for the operator."""
+PAUSED_LOOK_S = 0.05
+"""Seconds between two looks at whether the memory is given back."""
 CALL_S = 1.0
 """Seconds for calling a peer at a stranger's request. One call at a time, so that strangers cannot
 make this peer call others much."""
@@ -157,6 +166,42 @@ class OperatorService(SnapshotBuilder, Window):
         """Finish the epoch under way, leave the swarm, end. Raises TimedOut."""
         await self._d.drain(timeout_s)
 
+    async def pause(self, seconds: float | None, reason: str, now: bool) -> str:
+        """Give the stage up, and answer when its memory is given back. Raises UsageFault for a
+        rendezvous, NetworkFault for a daemon that ends meanwhile."""
+        d = self._d
+        if d.role == "rendezvous":
+            raise UsageFault("a rendezvous holds no part of a model", "stop it:  tutti stop")
+        if not d.put_away.is_set():
+            d.hasty_pause = now
+        try:
+            d.availability.pause(seconds, reason)
+        except OSError as e:
+            text = f"the pause is not on the disk, so a restart forgets it: {e.strerror or e}"
+            self.journal.emit("daemon", "pause-not-kept", text, "warning")
+        while not d.put_away.is_set():
+            if d.ending or d.availability.paused is None:
+                raise NetworkFault(f"not paused: this daemon is {d.state}", "see  tutti status")
+            await asyncio.sleep(PAUSED_LOOK_S)
+        text = f"paused {d.availability.reason}"
+        if d.given_back:
+            text += f": {d.given_back}"
+        return text
+
+    def resume(self) -> str:
+        """Work again at once. Raises UsageFault for a daemon that is not paused."""
+        d = self._d
+        if d.availability.paused is None:
+            raise UsageFault("this daemon is not paused", "see what it does with  tutti status")
+        try:
+            d.availability.resume()
+        except OSError as e:
+            raise Refused(
+                f"goes on, but the pause stays on the disk: {e.strerror or e}",
+                f"remove {d.config.pause_path}",
+            ) from e
+        return "goes on: it takes its stage back; see  tutti status"
+
     # ----------------------------------------------------------- the model
 
     def generate(self, request: pb.GenerateRequest) -> AsyncIterator[pb.Piece]:
@@ -199,6 +244,10 @@ class OperatorService(SnapshotBuilder, Window):
             raise UsageFault(
                 "a rendezvous holds no part of the model",
                 "ask a peer that hosts a stage; see  tutti peers",
+            )
+        if self._d.paused:
+            raise NetworkFault(
+                f"this daemon is paused {self._d.availability.reason}", "go on:  tutti resume"
             )
         if self._d.assembled is None:
             raise NetworkFault(

@@ -51,7 +51,7 @@ ASKED = 4
 """Number of cells of a sample that are looked at closely: the ones that need peers most."""
 Sight = tuple[Mapping[CellId, list[int]], set[CellId]]
 """The stages of the peers of each cell, and in which cells a leader is at work."""
-_POSTED = {"waiting": "ready", "moving": "starting"}
+_POSTED = {"waiting": "ready", "moving": "starting", "pausing": "draining"}
 """State that the record shows in place of a private one; a moving peer counts as starting."""
 
 S = TypeVar("S", bound=Services, covariant=True)
@@ -61,7 +61,10 @@ class Peer(ABC, Generic[S]):
     """``open_to``: the stages that it would host, as in its record
     (:class:`~node.dht.record.PeerBody`). ``to_stage`` is the stage this peer is changing to,
     ``to_cell`` the cell, where it chooses one; ``moved``: all is handed over, and it begins anew
-    there. ``draining``: its operator wants it to leave; ``ending``: it has been told to end."""
+    there. ``draining``: its operator wants it to leave; ``ending``: it has been told to end.
+    ``pausing``: it gives its stage up for a pause; ``paused``: it holds none because of a pause,
+    and this is the reason for other peers. ``stage_tasks`` end with the stage, ``tasks`` with the
+    peer."""
 
     role = "auto"
 
@@ -78,9 +81,11 @@ class Peer(ABC, Generic[S]):
         self.journal = journal
         self.manifest = manifest
         self.tasks = Tasks("daemon", on_error)
+        self.stage_tasks = Tasks("stage", on_error)
         self.presence: Presence | None = None
         self.assembled: S | None = None
-        self.draining = self.ending = self.moved = False
+        self.draining = self.ending = self.moved = self.pausing = False
+        self.paused = ""
         self.to_stage: int | None = None
         self.to_cell: CellId | None = None
         self._choosing: Choosing | None = None
@@ -128,6 +133,11 @@ class Peer(ABC, Generic[S]):
         return self.to_stage is not None or self.to_cell is not None
 
     @property
+    def going(self) -> bool:
+        """True if it is about to leave its stage, for whatever reason."""
+        return self.moving or self.draining or self.ending or self.pausing
+
+    @property
     def state(self) -> str:
         """One word for the screen and for the record."""
         a = self.assembled
@@ -137,6 +147,10 @@ class Peer(ABC, Generic[S]):
             return "draining"
         if self.moving:
             return "moving"
+        if self.pausing:
+            return "pausing"
+        if self.paused:
+            return "paused"
         if self.role == "rendezvous":
             return "ready"
         if a is None:
@@ -170,6 +184,11 @@ class Peer(ABC, Generic[S]):
             role = "stage"
         if to is not None:
             state = "choosing"
+        elif self.paused:
+            # It hosts nothing and still helps others find each other. Older software reads this
+            # role as that.
+            role = "rendezvous"
+            stage = ENDS
         cell: str = to or ""
         if not cell and self.presence:
             cell = self.presence.cell
@@ -197,6 +216,7 @@ class Peer(ABC, Generic[S]):
             leads=a is not None and a.training.leader is not None and to is None,
             follows=follows,
             cell=cell,
+            paused=self.paused,
         )
 
     # ----------------------------------------------------------- coming
@@ -298,7 +318,7 @@ class Peer(ABC, Generic[S]):
             a.meetings.start()
         if manifest.averaging.peers:
             watch = self.watch_cell(presence, first_cell(manifest.run_id))
-            self.tasks.spawn(watch, "cell", eternal=True)
+            self.stage_tasks.spawn(watch, "cell", eternal=True)
         presence.changed()
 
     # ----------------------------------------------------------- staying, or going elsewhere
@@ -311,7 +331,7 @@ class Peer(ABC, Generic[S]):
             # Where nothing changes for long, there is nothing new to see every half second.
             await asyncio.sleep(HASTE_S * presence.times)
             a = self.assembled
-            if a is None or self.moving or self.draining or self.ending:
+            if a is None or self.going:
                 continue
             settled = machine.settled
             waits = a.stage.version.epoch <= 0 and bool(a.training.waiting_for())
@@ -331,7 +351,7 @@ class Peer(ABC, Generic[S]):
         while True:
             await asyncio.sleep(CELL_S)
             a = self.assembled
-            if a is None or self.moving or self.draining or self.ending:
+            if a is None or self.going:
                 continue
             training = a.training
             now = self.clock.now()
@@ -365,7 +385,7 @@ class Peer(ABC, Generic[S]):
         a = self.assembled
         if self.to_stage is not None:
             return f"it is on its way to {stage_name(self.to_stage)}"
-        if self.moving or a is None or self.manifest is None or self.draining or self.ending:
+        if a is None or self.manifest is None or self.going:
             return "it is coming or going itself"
         why = self.refuses(under(self.manifest, a.training.standing.known), stage)
         if stage == ENDS and self.presence is not None and self.presence.view.ends:
@@ -384,7 +404,7 @@ class Peer(ABC, Generic[S]):
         if self.presence is not None:
             self.presence.changed()
         try:
-            await _leave(a, f"moves to {to}", MOVE_S)
+            await leave(a, f"moves to {to}", MOVE_S)
         except TimeoutError:
             why = f"the epoch did not end in {MOVE_S:.0f} s; moving all the same"
             self.journal.emit("daemon", "move-hasty", why, "warning")
@@ -395,7 +415,7 @@ class Peer(ABC, Generic[S]):
 
     def joins(self, cell: CellId) -> None:
         """The own cell cannot go on: this peer begins anew in that one, without parameters."""
-        if self.moving or self.draining or self.ending:
+        if self.going:
             return
         self.to_cell = cell
         epoch = 0
@@ -419,7 +439,7 @@ class Peer(ABC, Generic[S]):
         self.journal.emit("daemon", "draining", "finishing the epoch under way, then leaving")
         if (a := self.assembled) is not None:
             try:
-                await _leave(a, "drain", timeout_s or DRAIN_S)
+                await leave(a, "drain", timeout_s or DRAIN_S)
             except TimeoutError as e:
                 self.draining = False
                 a.training.stay()
@@ -441,7 +461,8 @@ async def keep(a: Services, journal: Journal) -> bool:
     return False
 
 
-async def _leave(a: Services, why: str, seconds: float) -> None:
+async def leave(a: Services, why: str, seconds: float) -> None:
+    """Finish the epoch under way and hand over. Raises TimeoutError after ``seconds``."""
     async with asyncio.timeout(seconds):
         await a.training.leave(why)
 

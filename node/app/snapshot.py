@@ -49,6 +49,8 @@ JOB_S = 600.0
 """Seconds for which a single job of the device may run and still count as work."""
 TELL_S = 30.0
 """Seconds between two sentences about the same activity."""
+SAID_ONCE = ("finished", "paused")
+"""Activities that are not told again while they last."""
 NEWS_S = 5.0
 """Seconds between two looks for a new activity."""
 FULL = 16 << 20
@@ -72,6 +74,12 @@ class Tally:
         self._cell: CellId | None = None
         self._epoch = -1
         self._at = 0.0
+
+    def left_s(self, now: float) -> float:
+        """Seconds until the epoch under way should end, by the plan's forecast; 0 if unknown."""
+        if not self._at:
+            return 0.0
+        return max(0.0, self._at + self.forecast_s - now)
 
     def planned(self, plan: Plan, now: float) -> float:
         """Take over the report of a new plan on the epoch before it. Returns the seconds that this
@@ -191,6 +199,11 @@ class SnapshotBuilder:
             reachable=transport.reachable.words(len(transport.relays.held)),
             warnings=d.child_trouble.values(),
             step=step,
+            paused=self._paused(),
+            paused_until=d.availability.ends_at,
+            pauses=d.availability.pauses,
+            paused_s=d.availability.seconds_paused(),
+            given_back=d.given_back,
         )
         s.MergeFrom(t.shown)
         if d.place is not None:
@@ -381,6 +394,7 @@ class SnapshotBuilder:
             starting=starting,
             disk=self._disk,
             child_trouble=tuple(d.child_trouble.values()),
+            paused=self._paused(),
         )
         if a is None or d.presence is None:
             return general
@@ -441,6 +455,13 @@ class SnapshotBuilder:
             idle_s=idle_s,
             idle_most_s=max(STALL_S, STALL_EPOCHS * expected, _allowed(a, d.manifest)),
         )
+
+    def _paused(self) -> str:
+        """The reason of a pause, empty for a daemon that works or that ends."""
+        d = self._d
+        if d.pausing or d.paused:
+            return d.availability.reason
+        return ""
 
     def _wait(self, a: Assembled, loading: Mapping[int, float]) -> Wait | None:
         """The reason for which no epoch is under way. While this machine loads stages, the leader's
@@ -601,7 +622,7 @@ class SnapshotBuilder:
             self._told_last = self.snapshot()
             word, text = doing(self._told_last)
             now = time.monotonic()
-            if word != news or (now - told >= TELL_S and word != "finished"):
+            if word != news or (now - told >= TELL_S and word not in SAID_ONCE):
                 news = word
                 told = now
                 self._d.journal.emit("daemon", "doing", text, state=word)
@@ -699,7 +720,7 @@ class SnapshotBuilder:
             body = entry.body
             seen_s = max(0.0, now - entry.refreshed)
             life, silent_s = self._life(peer, link, now)
-            if life is not Life.LIVES:
+            if life is not Life.LIVES and not body.paused:
                 body = replace(body, state=life.value, tokens_per_s=0.0)
             if life in (Life.LOST, Life.LEFT):
                 seen_s = silent_s
@@ -751,6 +772,7 @@ def _peer_line(peer: PeerId, body: PeerBody, **seen: Any) -> ask.PeerLine:
         newest_protocol=body.protocols[1],
         cell=body.cell,
         leads=body.leads,
+        paused=body.paused,
         **seen,
     )
 
@@ -817,6 +839,8 @@ def totals_of(s: pb.Snapshot, tokens_before: int) -> list[tuple[str, str, dict[s
             "Epochs after which replicas differed",
             {"": s.digest_mismatches},
         ),
+        ("pauses_total", "Pauses of this peer since its daemon started", {"": s.pauses}),
+        ("paused_seconds_total", "Seconds in which it was paused", {"": round(s.paused_s)}),
         (
             "windows_total",
             "Windows for which a mean with other cells came into place here, or in which the "
@@ -843,6 +867,7 @@ def gauges(s: pb.Snapshot) -> list[Metric]:
             ("replicas", "Live peers of this stage, this one included", s.replicas),
             ("stash_bytes", "Activations kept for backward", s.stash_bytes),
             ("memory_bytes", "Memory used, resident or on the device", s.memory_used),
+            ("paused", "1 while this peer is paused, else 0", float(bool(s.paused))),
             (
                 "cells_apart",
                 "Distance of the partners' parameters in the last window, relative to the own ones",

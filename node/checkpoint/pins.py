@@ -185,6 +185,10 @@ class Pins:
     def __len__(self) -> int:
         return len(self._pins)
 
+    def clear(self) -> None:
+        """Give every snapshot up, whoever reads it."""
+        self._pins.clear()
+
     @property
     def nbytes(self) -> int:
         """Bytes of all snapshots."""

@@ -368,6 +368,14 @@ class StateService(state_pb2_grpc.StateServicer):
         if len(self.pins):
             self._tidying = loop.call_later(TIDY_S, self._tidy)
 
+    def close(self) -> None:
+        """Forget what others are reading. Afterwards this service holds no state, and no timer
+        holds this service."""
+        self.pins.clear()
+        if self._tidying is not None:
+            self._tidying.cancel()
+            self._tidying = None
+
     @asynccontextmanager
     async def _stream(self, context: Any) -> AsyncIterator[PeerId]:
         """Context of the answer to a request; yields the asker. Ends the call if the asker has too

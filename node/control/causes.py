@@ -47,6 +47,8 @@ class Situation:
     slept: bool = False
     woke_s: float = 0.0
     """Seconds since it runs again."""
+    paused: str = ""
+    """The reason of a pause, and whether it still gives its stage up."""
     starting: str = ""
     """The step of the start that is under way."""
     disk: str = ""
@@ -130,6 +132,16 @@ def _fault(s: Situation) -> Cause | None:
     if not what:
         return None
     return Cause("fault", what, step)
+
+
+def _paused(s: Situation) -> Cause | None:
+    """A pause is the operator's will, so the peer is healthy."""
+    if not s.paused:
+        return None
+    what = f"paused {s.paused}"
+    if s.state == "pausing":
+        what = f"leaves the plan for a pause: {s.paused}"
+    return Cause("paused", what, "go on at once with  tutti resume", usual=True)
 
 
 def _leaves(s: Situation) -> Cause | None:
@@ -353,6 +365,7 @@ def _idle(s: Situation) -> Cause | None:
 
 ROWS: tuple[Row, ...] = (
     _fault,
+    _paused,
     _leaves,
     _p2p,
     _clock,

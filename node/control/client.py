@@ -20,6 +20,8 @@ from protos.control_pb2_grpc import ControlStub
 T = TypeVar("T")
 CELLS_S = 30.0
 """Seconds for reads of the directory, each of which takes a second or two."""
+PAUSE_S = 900.0
+"""Seconds for leaving a plan and writing a checkpoint of a large model."""
 EXPORT_S = 7 * 86400.0
 """Seconds for the export of a large model over a slow line."""
 
@@ -86,6 +88,15 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
 
     def stop(self, *, now: bool = False) -> str:
         return self._ask(self._stub.Stop, control_pb2.StopRequest(now=now)).text
+
+    def pause(self, seconds: float | None, reason: str, *, now: bool) -> str:
+        """Pause for ``seconds``, or until a resume if None; returns a sentence once the daemon has
+        given its memory back."""
+        request = control_pb2.PauseRequest(seconds=seconds or 0.0, reason=reason, now=now)
+        return self._ask(self._stub.Pause, request, PAUSE_S).text
+
+    def resume(self) -> str:
+        return self._ask(self._stub.Resume, control_pb2.ResumeRequest()).text
 
     def events(
         self, *, follow: bool = False, last: int = 20, level: str = "info"

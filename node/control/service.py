@@ -20,6 +20,10 @@ from protos import ask_pb2, control_pb2, control_pb2_grpc
 MAX_PINGS = 1000
 MAX_HISTORY = 10_000
 MAX_TOKENS = 4096
+MOST_PAUSE_S = 366 * 86400.0
+"""Seconds from which a pause lasts until a resume."""
+MAX_REASON = 100
+"""Characters of an operator's reason for a pause."""
 
 
 class Window(Protocol):
@@ -63,6 +67,15 @@ class Window(Protocol):
 
     def stop(self) -> None:
         """Ask the daemon to end; returns at once."""
+        ...
+
+    async def pause(self, seconds: float | None, reason: str, now: bool) -> str:
+        """Pause for ``seconds``, or until a resume if None. Returns a sentence once the memory is
+        given back. Raises UsageFault for a daemon that holds nothing of a model."""
+        ...
+
+    def resume(self) -> str | Awaitable[str]:
+        """Work again, whatever the operator's rules say now; returns a sentence at once."""
         ...
 
     def generate(
@@ -196,6 +209,22 @@ class ControlService(control_pb2_grpc.ControlServicer):
     async def Stop(self, request: control_pb2.StopRequest, context: Any) -> control_pb2.StopReply:
         await self._answer(context, self._window.stop)
         return control_pb2.StopReply(text="stopping")
+
+    async def Pause(
+        self, request: control_pb2.PauseRequest, context: Any
+    ) -> control_pb2.PauseReply:
+        seconds = None
+        if 0 < request.seconds < MOST_PAUSE_S:
+            seconds = request.seconds
+        reason = request.reason[:MAX_REASON]
+        text = await self._answer(context, self._window.pause, seconds, reason, request.now)
+        return control_pb2.PauseReply(text=text)
+
+    async def Resume(
+        self, request: control_pb2.ResumeRequest, context: Any
+    ) -> control_pb2.ResumeReply:
+        text = await self._answer(context, self._window.resume)
+        return control_pb2.ResumeReply(text=text)
 
     async def Generate(
         self, request: control_pb2.GenerateRequest, context: Any

@@ -60,6 +60,8 @@ STATE_STYLE = {
     "choosing": "cyan",
     "draining": "yellow",
     "moving": "yellow",
+    "pausing": "yellow",
+    "paused": "dim",
     "stopping": "yellow",
     "silent": "yellow",
     "lost": "red",
@@ -81,6 +83,8 @@ ABSENT = (
     "left",
     "silent",
     "draining",
+    "pausing",
+    "paused",
     "joining",
     "moving",
     "choosing",
@@ -99,6 +103,8 @@ MARK = {
     "left": "✗",
     "silent": "◌",
     "draining": "◐",
+    "pausing": "◐",
+    "paused": "◌",
     "moving": "◐",
     "stopping": "◐",
 }
@@ -160,6 +166,9 @@ def status_lines(s: Snapshot, verbose: bool = False) -> list[Text]:
 def _my_work(s: Snapshot) -> str:
     if s.role == "rendezvous":
         return "rendezvous: helps others find each other, holds no part of the model"
+    if s.state == "paused":
+        kept = f"{stage_name(s.stage)} later" if s.placed else "holds no stage"
+        return f"{kept}; {clean(s.given_back, 100)}" if s.given_back else kept
     if s.state == "choosing":
         return "chooses the stage that most needs a peer"
     if not (s.placed or s.layers):
@@ -341,13 +350,23 @@ def peers_table(
     apart = [Text(line, "bold red") for line in protocol_lines(answer)]
     total = Text(f"{several(len(answer.peers), 'peer')}: {seen}.   ")
     total.append("* this node  + leader", "dim")
-    why = []
+    why = [Text(line, "dim") for line in paused_lines(answer)]
     if answer.reason:
-        why = [Text(f"This peer: {clean(answer.reason, 400)}", "yellow")]
+        why += [Text(f"This peer: {clean(answer.reason, 400)}", "yellow")]
     fix = []
     if answer.reason and answer.next_step:
         fix = [Text(f"  → {clean(answer.next_step)}")]
     return Group(table, total, *why, *fix, holes, *others, *apart)
+
+
+def paused_lines(answer: PeersAnswer) -> list[str]:
+    """A line for each reason for which other peers are paused, with their names."""
+    found: dict[str, list[str]] = {}
+    for p in answer.peers:
+        if p.paused and p.path != "self":
+            who = named(PeerId(clean(p.peer, 64)), clean(p.name, 24))
+            found.setdefault(clean(p.paused, 48), []).append(who)
+    return [f"Paused {why}: {', '.join(who)}" for why, who in sorted(found.items())]
 
 
 TITLES = ("STATE", "STAGE", "PATH", "RTT", "TOK/S", "EPOCH", "UP", "VER")
@@ -453,9 +472,9 @@ def _long_gone(p: PeerLine) -> bool:
 
 
 def present(peers: Iterable[PeerLine]) -> list[PeerLine]:
-    """The peers that take part, and peers that were lost or left a moment ago. A rendezvous takes
-    no part."""
-    return [p for p in peers if p.role != "rendezvous" and not _long_gone(p)]
+    """The peers that take part or are paused, and peers that were lost or left a moment ago. A
+    rendezvous takes no part."""
+    return [p for p in peers if (p.role != "rendezvous" or p.paused) and not _long_gone(p)]
 
 
 def cover_words(answer: PeersAnswer) -> Text:

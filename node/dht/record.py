@@ -21,6 +21,8 @@ MAX_BODY = 2048
 MAX_MADDRS = 16
 MAX_MADDR = 256
 MAX_RELAYS = 4
+MAX_PAUSED = 48
+"""Characters of the reason of a pause."""
 _WORD = re.compile(r"[a-z][a-z-]{0,15}")
 _MADDR = re.compile(r"/[!-~]+")
 
@@ -58,6 +60,7 @@ _ADDED: dict[str, Any] = {
     "follows": "",
     "protocols": [1, 1],
     "cell": "",
+    "paused": "",
 }
 """Fields that older software does not write."""
 
@@ -81,6 +84,8 @@ class PeerBody:
     other stages it would host, "auto" for any, "stage" for block stages, "" for none. Not
     ``settled``: it has claimed its stage a moment ago and may give way to others who did. ``cell``:
     the cell it belongs to; empty in a run of one cell, and of a peer that belongs to none.
+    ``paused``: why it holds no stage for now, in a few words; empty for a peer that is not paused.
+    Its ``state`` is "paused" and its ``role`` "rendezvous" then.
     """
 
     stage: int
@@ -103,6 +108,7 @@ class PeerBody:
     follows: str = ""
     protocols: tuple[int, int] = (1, 1)
     cell: str = ""
+    paused: str = ""
 
     def pack(self) -> bytes:
         """At most ``MAX_BODY`` bytes of JSON, with as many addresses as fit.
@@ -146,6 +152,7 @@ class PeerBody:
             follows=_peer(body, "follows") if body["follows"] else "",
             protocols=_window(body),
             cell=_field(body, "cell", lambda v: isinstance(v, str) and is_cell(v), "a cell"),
+            paused=_label(body, "paused", MAX_PAUSED),
         )
 
 

@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from node.core.errors import OutOfResources, UsageFault
-from node.core.memory import most_resident
+from node.core.memory import give_freed_back, most_resident
 from node.model.products import prefer_faster
 from node.telemetry import resources
 
@@ -59,6 +59,16 @@ def free_cached() -> None:
     """Give back unused memory: reference cycles, and torch's cache of a GPU's memory."""
     gc.collect()
     torch.cuda.empty_cache()  # does nothing where no GPU is used
+
+
+def give_all_back() -> None:
+    """Give back what a stage leaves behind in this process: reference cycles, torch's cache of a
+    GPU's memory and of page-locked memory, freed blocks of the C library. The context of a GPU
+    stays until the process ends."""
+    free_cached()
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.accelerator.empty_host_cache()
+    give_freed_back()
 
 
 @dataclass(frozen=True)

@@ -370,10 +370,16 @@ class Pipeline(PipelineBase):
     async def close(self) -> None:
         """End everything under way. The device thread stays its owner's."""
         self.set_plan(None)
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        self._stop_sweeping()
         self.forward_requests.close()
         await self.tasks.close()
+        # The end of a task may have asked for another sweep, and a timer holds this object.
+        self._stop_sweeping()
+
+    def _stop_sweeping(self) -> None:
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
 
     # Carrying out
     # ------------------------------------------------------------

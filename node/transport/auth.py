@@ -117,11 +117,16 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         shown = (value for key, value in metadata or () if key == TOKEN_KEY)
         return self._tokens.owner(str(next(shown, "")))
 
-    def end(self, whose: Callable[[PeerId], bool]) -> None:
-        """End the running calls of these peers, as when their admission runs out."""
+    def end(
+        self,
+        whose: Callable[[PeerId], bool],
+        why: tuple[grpc.StatusCode, str] | None = None,
+    ) -> None:
+        """End the running calls of these peers with a status: ``why``, or None for the status of an
+        admission that has run out."""
         for call in self._running:
             if whose(call.peer):
-                _end(call, _EXPIRED)
+                _end(call, why or _EXPIRED)
 
     async def intercept_service(
         self,

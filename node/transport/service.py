@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -42,6 +42,7 @@ from node.transport.ask import Asking
 from node.transport.auth import AuthInterceptor, Callers
 from node.transport.clocks import PeerClocks
 from node.transport.connections import Connections, descriptors, hang_up, incoming
+from node.transport.desk import ServiceDesk
 from node.transport.frames import StreamEnded
 from node.transport.handshake import Acquaintance, Admit, Facts, Handshake, IncompatiblePeer, Tokens
 from node.transport.limits import Limit
@@ -87,6 +88,8 @@ CLIMB_EVERY_S = 1.0
 PUNCHES_PER_S = 0.2
 PUNCHES_AT_ONCE = 3.0
 PUNCH_ASK_S = 4.0
+VACATED = grpc.StatusCode.FAILED_PRECONDITION, "this peer has given its stage up"
+"""Status of calls that are under way when a stage's services are taken away."""
 QUEUE_SAID_S = 30.0
 """Seconds between two reports that newcomers wait."""
 INCOMPATIBLE_S = 60.0
@@ -122,6 +125,8 @@ class Transport:
         self.p2p.slack = lambda: self.patience.slack(time.monotonic())
         self._tasks = Tasks("transport", on_error)
         self._certificate = make_certificate(time.time())
+        self._desk = ServiceDesk()
+        self._serving = False
         self._tokens = Tokens(established=lambda peer: self.established(peer))
         self._book = FaultBook()
         self.traffic = Traffic(settings.max_up, settings.max_down)
@@ -252,8 +257,9 @@ class Transport:
 
     @property
     def server(self) -> grpc.aio.Server:
-        """Add servicers to it before :meth:`serve`. Made on first use, inside the running loop."""
-        return self._server
+        """The server to which services are added, before :meth:`serve` or later; :meth:`vacate`
+        takes them away."""
+        return cast(grpc.aio.Server, self._desk)
 
     @cached_property
     def _server(self) -> grpc.aio.Server:
@@ -269,7 +275,9 @@ class Transport:
             *settings.accepted_probes(),
             ("grpc.so_reuseport", 0),
         ]
-        return grpc.aio.server(interceptors=[self._auth], options=options)
+        server = grpc.aio.server(interceptors=[self._auth], options=options)
+        server.add_generic_rpc_handlers((self._desk,))
+        return server
 
     def serve_also(self, method: str, limit: Limit) -> None:
         """Add a row to the table of limits, for a program with a service of its own."""
@@ -326,7 +334,7 @@ class Transport:
                 self._punch_asked, PunchAsk.FromString, PunchAnswer.SerializeToString
             ),
         }
-        self.server.add_generic_rpc_handlers(
+        self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("tutti.v1.Link", link),)
         )
         host = settings.host or "0.0.0.0"
@@ -338,7 +346,7 @@ class Transport:
                 port = prefer[1]
         try:
             # gRPC takes [::] for both families, and for IPv4 where this machine has no IPv6.
-            self._port = self.server.add_secure_port(
+            self._port = self._server.add_secure_port(
                 join_host(settings.host or "::", port),
                 grpc.ssl_server_credentials([(self._certificate.key, self._certificate.pem)]),
             )
@@ -363,15 +371,31 @@ class Transport:
         self._tasks.spawn(self._mind_connections(), "connections", eternal=True)
 
     async def serve(self) -> None:
-        """Let the gRPC server answer; services can no longer be added."""
-        await self.server.start()
+        """Let the gRPC server answer. Does nothing while it does."""
+        if not self._serving:
+            self._serving = True
+            await self._server.start()
+
+    async def stop_serving(self) -> None:
+        """End all calls of others and answer none any more."""
+        await self._server.stop(None)
+
+    def vacate(self) -> None:
+        """Take the services of the stage away, and end the calls to them. Others still reach this
+        peer, which answers that it does not offer the call. Nobody is told of lost peers any
+        more."""
+        self._desk.clear()
+        self.lines.on_lost.clear()
+        self._auth.end(lambda peer: True, VACATED)
+        self.established = lambda peer: False
+        self.leads = lambda peer: True
 
     async def close(self) -> None:
         """End every channel, the server and p2pd; calls in flight are cancelled. Safe to call
         twice."""
         for part in (self.reachable, self.relays, self.lines, self._tasks):
             await part.close()
-        await self.server.stop(None)
+        await self.stop_serving()
         await self.p2p.close()
         self._rate_limit.close()
 

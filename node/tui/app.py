@@ -5,6 +5,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import ClassVar
 
 from rich.console import Group
@@ -49,6 +50,7 @@ WITH_CELLS = (*COLUMNS[:2], "CELL", *COLUMNS[2:])
 HELP = """[b]tutti monitor[/b]
 
 q   detach: the node goes on training
+p   pause: give the memory back, keep the place; once more: go on
 d   drain: finish, hand over, leave the swarm, stop the node
 ?   this help          arrows, page keys: scroll peers and events
 
@@ -82,6 +84,7 @@ class Monitor(App[str]):
     ENABLE_COMMAND_PALETTE = False
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q", "detach", "Detach"),
+        Binding("p", "pause", "Pause"),
         Binding("d", "drain", "Drain"),
         Binding("question_mark", "help", "Help", key_display="?"),
     ]
@@ -155,6 +158,22 @@ class Monitor(App[str]):
 
         self.push_screen(Question(text, yes="y"), answered)
 
+    def action_pause(self) -> None:
+        if self._snapshot.paused:
+            self._pause(True)
+            return
+        name = clean(self._snapshot.name, 24) or "this node"
+        text = (
+            f"Pause {name}?\n\nIt leaves the training and gives its memory back, until you press\n"
+            "p once more.\n\n\\[y] pause    any other key: go back"
+        )
+
+        def answered(yes: bool | None) -> None:
+            if yes:
+                self._pause(False)
+
+        self.push_screen(Question(text, yes="y"), answered)
+
     @work(thread=True, group="poll")
     def _poll(self) -> None:
         while not self._leaving.is_set():
@@ -187,6 +206,19 @@ class Monitor(App[str]):
         else:
             self._tell(self.exit, "drained; the node has left the swarm")
 
+    @work(thread=True, group="pause")
+    def _pause(self, paused: bool) -> None:
+        """Pause the node, or let it go on if it is ``paused``."""
+        try:
+            if paused:
+                said = self._ask.resume()
+            else:
+                said = self._ask.pause(None, "", now=False)
+        except LocalFault as fault:
+            self._tell(self._refused, fault, "not possible")
+        else:
+            self._tell(partial(self.notify, said, markup=False))
+
     def _tell(self, what: Callable[..., object], *args: object) -> None:
         """Call back into the screen from a reader's thread, unless the screen is going away."""
         if not self._leaving.is_set():
@@ -200,10 +232,10 @@ class Monitor(App[str]):
         if self.is_running:
             what(*args)
 
-    def _refused(self, fault: LocalFault) -> None:
+    def _refused(self, fault: LocalFault, title: str = "drain failed") -> None:
         self.notify(
             f"{fault.what}\n{fault.next_step}",
-            title="drain failed",
+            title=title,
             severity="error",
             timeout=15,
             markup=False,

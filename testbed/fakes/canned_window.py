@@ -35,6 +35,7 @@ class CannedWindow:
         self.stopped = asyncio.Event()
         self.drained: float | None = None
         self.switched = ""
+        self.paused: tuple[float | None, str, bool] | None = None
 
     def snapshot(self) -> Snapshot:
         return self.said
@@ -79,6 +80,16 @@ class CannedWindow:
 
     def stop(self) -> None:
         self.stopped.set()
+
+    async def pause(self, seconds: float | None, reason: str, now: bool) -> str:
+        self.paused = (seconds, reason, now)
+        return "paused by its operator, until 23:10: 312 MiB of main memory given back after 0.4 s"
+
+    def resume(self) -> str:
+        if self.paused is None:
+            raise Refused("this daemon is not paused", "see what it does with  tutti status")
+        self.paused = None
+        return "goes on: it takes its stage back; see  tutti status"
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Piece]:
         if request.leave_out.stages:

@@ -14,6 +14,7 @@ import pytest
 from node.app.owner import bugreport
 from node.app.owner.redaction import Redactor
 from node.config import NodeConfig
+from node.coordinator.recording.recorder import Recorder
 from node.core.errors import LocalFault
 from node.core.journey import Version
 from node.core.version import VERSION
@@ -21,7 +22,6 @@ from node.identity.admission import admission_token
 from node.identity.invites import Invite
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended
-from node.training.recording.recorder import Recorder
 from tests.cli.conftest import refused
 
 FRIEND = Identity.ephemeral()

@@ -347,8 +347,16 @@ def test_the_deepest_reason_comes_first():
     assert of(p2p_up=False, clock=ONE).kind == "p2p-down"
 
 
+def test_a_paused_peer_is_healthy_and_says_why():
+    why = "outside its hours 22-07, until 22:00"
+    assert of(state="paused", paused=why, starting="looks", up_s=START_S) == Cause(
+        "paused", f"paused {why}", "go on at once with  tutti resume", usual=True
+    )
+    assert of(state="pausing", paused=why).what == f"leaves the plan for a pause: {why}"
+
+
 def test_every_row_of_the_table_is_tested():
-    seen = {"_leaves"}  # the peers without a reason
+    seen = {"_leaves", "_paused"}  # the peers that have no reason, or want it
     for facts, *_ in WORDS.values():
         seen |= {row.__name__ for row in ROWS if row(Situation(**facts)) is not None}
     assert seen == {row.__name__ for row in ROWS}

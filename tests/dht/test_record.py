@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from node.core.errors import WireError
-from node.dht.record import MAX_BODY, PeerBody
+from node.dht.record import MAX_BODY, MAX_PAUSED, PeerBody
 
 
 @pytest.mark.parametrize(
@@ -24,6 +24,16 @@ def test_fields_that_older_software_does_not_write_are_optional(body, told, mean
     optional = ("open_to", "settled", "protocols")
     fields = {k: v for k, v in asdict(body()).items() if k not in optional} | told
     assert PeerBody.parse(json.dumps(fields).encode()) == body(**meant)
+
+
+def test_a_paused_peer_says_why(body) -> None:
+    said = body(role="rendezvous", state="paused", paused="outside its hours")
+    assert PeerBody.parse(said.pack()) == said
+    for wrong in ("x" * (MAX_PAUSED + 1), "a\x1bb", 7, None):
+        with pytest.raises(WireError, match="paused"):
+            PeerBody.parse(json.dumps(asdict(body()) | {"paused": wrong}).encode())
+    before = {k: v for k, v in asdict(body()).items() if k != "paused"}
+    assert PeerBody.parse(json.dumps(before).encode()).paused == ""
 
 
 def test_only_as_many_addresses_travel_as_fit(body) -> None:

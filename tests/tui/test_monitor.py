@@ -160,6 +160,26 @@ async def test_d_asks_first_and_drains_only_after_a_yes(window, app, pilot):
     assert "drained" in (app.return_value or "")
 
 
+async def test_p_pauses_after_a_yes_and_lets_a_paused_node_go_on_at_once(window, app, pilot):
+    await until(pilot, lambda: "TRAINING" in words(app, "#node"))
+    await pilot.press("p")
+    await until(pilot, lambda: isinstance(app.screen, Question))
+    await pilot.press("n")
+    await until(pilot, lambda: not isinstance(app.screen, Question))
+    assert window.paused is None
+    await pilot.press("p")
+    await until(pilot, lambda: isinstance(app.screen, Question))
+    await pilot.press("y")
+    await until(pilot, lambda: window.paused == (None, "", False))
+    why = "by its operator, until  tutti resume"
+    window.said = training_snapshot(
+        state="paused", paused=why, reason=f"paused {why}", cause="paused"
+    )
+    await until(pilot, lambda: "PAUSED" in words(app, "#node") and why in words(app, "#why"))
+    await pilot.press("p")
+    await until(pilot, lambda: window.paused is None)
+
+
 async def test_a_question_mark_helps(app, pilot):
     await pilot.press("question_mark")
     await until(pilot, lambda: isinstance(app.screen, Question))

@@ -12,6 +12,8 @@ from node.core.errors import UsageFault
 ROLES = ("auto", "ends", "stage", "rendezvous")
 LOG_FORMATS = ("auto", "text", "json")
 """Words of options, here so that a wrong one is refused before anything is loaded."""
+IDLE_MINUTES = 10.0
+"""Minutes of ``--idle-only`` without a number."""
 FILE = click.Path(path_type=Path)
 """The type of a file's name."""
 
@@ -123,6 +125,23 @@ peer_settings = several(
     option("--grpc-port", type=int, help="Port of the gRPC server; 0 picks one."),
     max_up,
     max_down,
+    option("--max-disk", help="Most disk for streamed data and checkpoints: 50GiB."),
+    option(
+        "--idle-only",
+        metavar="[MINUTES]",
+        is_flag=False,
+        flag_value=IDLE_MINUTES,
+        type=float,
+        help="Work only while nobody uses this machine: after 10 minutes, or so many, without "
+        "keyboard, mouse, another program on the GPU and other load.",
+    ),
+    option("--hours", metavar="HH-HH", help="Work only at these hours, by the local clock: 22-07."),
+    option(
+        "--max-load",
+        metavar="PERCENT",
+        type=float,
+        help="Pause while other programs keep more of the cores busy.",
+    ),
     repeatable("--announce", metavar="HOST:PORT", help="Address that others should dial for gRPC."),
     click.option(
         "--force-tunnel", is_flag=True, default=None, help="Be reached through libp2p only."
