@@ -24,7 +24,8 @@ from node.identity.keys import Identity
 from node.manifest import Manifest, amended
 from tests.cli.conftest import refused
 
-FRIEND = Identity.ephemeral()
+FRIEND = Identity.of_seed(bytes(range(32)))
+"""The same in every process: the names of tests hold its PeerId."""
 ADDRESSES = ("203.0.113.77", "2001:db8:77::abcd", "192.168.77.5", "10.77.3.4")
 RUN = "ab" * 32
 TOKEN = admission_token(FRIEND, RUN, Identity.ephemeral().peer_id, 4e9).hex()
