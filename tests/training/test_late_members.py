@@ -101,23 +101,54 @@ def test_an_epoch_goes_on_soon_without_a_silent_member() -> None:
     assert (following.epoch, following.member(T1)) == (plan.epoch + 1, None)
 
 
-def test_no_plan_includes_a_member_on_probation() -> None:
+def test_nobody_waits_for_a_member_on_probation() -> None:
     leader, plan, now = practised()
     done, now = without(leader, plan, now, T1)
     here(leader, now, T1)
     done, now = without(leader, next_plan(done), now)
     plan = next_plan(done)
-    assert plan.member(T1) is None, "though it says that it holds the version"
+    assert listeners(plan) == {T1}, "though it says that it holds the version"
     assert T1 not in plan.owners.values()
     assert T1 not in plan.electorate.voters
+    done, at_once = without(leader, plan, now, T1)
+    assert at_once == now
+    assert "peer-lost" not in kinds(done)
+    incomplete = ev.Incomplete(T1, next_plan(done).hash, 0, (), ())
+    reported(leader, next_plan(done), now)
+    assert leader.handle(incomplete, now) == [], "nothing is repaired for it"
+
+
+def test_no_plan_includes_a_member_on_probation_where_two_others_work() -> None:
+    third = PeerId("stage1c")
+    more = (*EVERYBODY, third)
+    leader, plan = begun(map(heard, more))
+    now = 3.0
+    plan = epochs(leader, plan, now, 2)
+    here(leader, now, *more)
+    leader.conduct.cost(T1, 1.0, now)
+    plan = epochs(leader, plan, now, 1)
+    assert plan.member(T1) is None, "though it says that it holds the version"
+    before = plan.base
     done, at_once = without(leader, plan, now)
-    assert at_once == now, "nobody waits for it"
+    assert at_once == now
     now += leader.conduct.probation_s(T1, now)
-    here(leader, now, *EVERYBODY)
-    leader.handle(heard(T1, plan.base), now)
+    here(leader, now, *more)
+    leader.handle(heard(T1, before), now)
     plan = epochs(leader, next_plan(done), now, 1)
     assert T1 in listeners(plan), "it comes back as a newcomer does"
     assert current(epochs(leader, plan, now, 1), T1)
+
+
+def test_the_last_plan_includes_members_on_probation() -> None:
+    third = PeerId("stage1c")
+    leader, plan = begun(map(heard, (*EVERYBODY, third)), epochs=3)
+    now = 3.0
+    plan = epochs(leader, plan, now, 2)
+    here(leader, now, *EVERYBODY, third)
+    leader.conduct.cost(T1, 1.0, now)
+    last = epochs(leader, plan, now, 1)
+    assert last.last
+    assert last.member(T1) is not None
 
 
 def test_a_silent_member_takes_less_than_a_tenth_of_the_time() -> None:

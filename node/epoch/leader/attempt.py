@@ -44,6 +44,8 @@ class EpochAttempt:
     steady: bool = False
     """True if no part has another owner than in the epoch before, so nobody waits for optimizer
     state."""
+    probation: frozenset[PeerId] = frozenset()
+    """Members on probation, which only listen."""
     results: dict[int, MicroBatchDone] = field(default_factory=dict)
     dead: set[PeerId] = field(default_factory=set)
     attempts: dict[int, int] = field(default_factory=dict)
@@ -97,8 +99,12 @@ class EpochAttempt:
 
     @property
     def awaited(self) -> set[PeerId]:
-        """Living members: each must commit before the epoch ends."""
-        return {m.peer for m in self.alive}
+        """Living members that must commit before the epoch ends. Members on probation are left out
+        if the others can commit it."""
+        alive = {m.peer for m in self.alive}
+        if self.can_spare(self.probation):
+            return alive - self.probation
+        return alive
 
     @property
     def unreported(self) -> list[PeerId]:

@@ -4,7 +4,8 @@ Enters: seconds that a peer cost the others, and epochs that it did in time. Lea
 probation, and how much longer than usual a peer is waited for. Never: a clock, or an epoch.
 
 There is one rule: a peer that costs the others time is on probation for a multiple of that time. A
-peer on probation is in no plan, unless its stage or a majority needs it.
+peer on probation owns no part, gets no micro-batch, and nobody waits for it. It is in no plan where
+its stage has two others that work.
 """
 
 import math

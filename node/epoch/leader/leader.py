@@ -80,6 +80,7 @@ AFTER_THE_END = (
     | ev.Recalled
     | ev.Unreachable
     | ev.Declined
+    | ev.Committed
     | ev.ClockTick
     | ev.QuorumChanged
     | ev.Equivocated
@@ -398,7 +399,7 @@ class Leader:
         others_s = epoch.reported - epoch.began
         if now < max(epoch.late_at, epoch.began + LATE * others_s) or self.me in late:
             return []
-        return late if epoch.can_spare(late) else []
+        return late if epoch.can_spare({*late, *epoch.probation}) else []
 
     def _late(self, epoch: EpochAttempt, peer: PeerId, now: float) -> list[Any]:
         """Go on without a member that did not report in time. A member that has fallen silent may
@@ -719,6 +720,9 @@ class Leader:
             self.phase = Phase.RUN
             epoch = self._epoch = EpochAttempt(plan, now, now + plan.deadline_s, reported=now)
             epoch.steady = past.owners == plan.owners
+            epoch.probation = self.roster.probation.intersection(
+                m.peer for m in plan.members if not m.current
+            )
             usual = self.deadlines.usual_run(plan, self._patience(epoch))
             epoch.late_at = now + LATE * usual
             if plan.outer:
@@ -837,7 +841,7 @@ class Leader:
 
     def _patience(self, epoch: EpochAttempt) -> float:
         """Factor by which the members are waited for longer than usual."""
-        return self.conduct.patience(m.peer for m in epoch.alive if m.current)
+        return self.conduct.patience(m.peer for m in epoch.alive if m.peer not in epoch.probation)
 
     # ----------------------------------------------------------- round and commit
 
@@ -906,7 +910,7 @@ class Leader:
             if owner in liars:
                 why = NEVER_MADE
                 away = liars | {m.peer for m in epoch.living(stage) if m.peer in epoch.committed}
-            spared = self.me not in away and epoch.can_spare(away)
+            spared = self.me not in away and epoch.can_spare({*away, *epoch.probation})
             if len(by) > believers and spared:
                 done = self._blame(liars, why, now - epoch.began, now)
                 epoch.drop(away - liars)
@@ -931,7 +935,7 @@ class Leader:
         :meth:`EpochAttempt.repair`. Gives the epoch up after too many attempts."""
         for peer in unfinished:
             hopeless = epoch.copies[peer] >= COPIES and peer != self.me
-            if hopeless and epoch.can_spare({peer}):
+            if hopeless and epoch.can_spare({peer, *epoch.probation}):
                 return self._late(epoch, peer, now)
         epoch.attempts[stage] += 1
         attempts = epoch.attempts[stage]

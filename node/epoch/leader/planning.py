@@ -4,6 +4,7 @@ context of the version, the term. Leaves: plans, and facts about them for the re
 choice of the version (:mod:`node.epoch.leader.starting_point`), the fate of a plan (the
 leader's). A peer that does not accept a founding plan stays in the old cell."""
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -31,6 +32,8 @@ DEPART_S = 15.0
 LEFT_S = 5.0
 """Seconds for which heartbeats of members of a new cell are ignored: they may be from before they
 knew of it."""
+WARM = 2
+"""Replicas of a stage that work, at which it can do without one that only listens."""
 POSTPONED_S = 60.0
 """Seconds until a cell tries to divide again, after a division whose halves could not have
 worked."""
@@ -96,8 +99,10 @@ class Planning:
         routing = self._routing
         finished = base.epoch >= facts.epochs
         rules = self.in_force(past)
-        members, owners = self._draft(roster, base, past)
-        members = _without_idle(members, roster.probation, electorate)
+        drafted, owners = self._draft(roster, base, past)
+        members = drafted
+        if not finished:
+            members = _without_idle(drafted, roster.probation, electorate)
         sampler = Sampler(past.cursor)
         cursor = sampler.cursor()
         paths: tuple[Path, ...] = ()
@@ -124,7 +129,7 @@ class Planning:
             members,
             paths,
             owners,
-            self._moved(roster, members, owners, past, now),
+            self._moved(roster, drafted, owners, past, now),
             {stage: digest for stage, digest in roster.agreed.items() if stage in by_stage},
             deadline_s=facts.waits.epoch_s,
             cursor=cursor,
@@ -347,8 +352,12 @@ def _without_idle(
     members: Sequence[PlanMember], probation: Collection[PeerId], electorate: Electorate
 ) -> tuple[PlanMember, ...]:
     """The members without those on ``probation`` that would only listen: owners would send each of
-    them the parameters of every epoch, for nothing. All members if the others could not commit."""
-    rest = tuple(m for m in members if m.current or m.peer not in probation)
+    them the parameters of every epoch, for nothing. They stay where a stage has fewer than
+    :data:`WARM` others that work, which may die, and if the others could not commit."""
+    working = Counter(m.stage for m in members if m.current)
+    rest = tuple(
+        m for m in members if m.current or m.peer not in probation or working[m.stage] < WARM
+    )
     if decide(electorate, {m.peer for m in rest}):
         return rest
     return tuple(members)

@@ -30,7 +30,7 @@ def on_probation(peer: PeerId, why: str, seconds: float) -> RecordFact:
     """A peer is put on probation for ``seconds``."""
     return RecordFact(
         "peer-on-probation",
-        f"peer {short(peer)} {why}: no plan includes it for {seconds:.0f} s",
+        f"peer {short(peer)} {why}: it gets no work for {seconds:.0f} s",
         "warning",
         {"peer": peer, "seconds": round(seconds, 1)},
     )
