@@ -33,8 +33,8 @@ IDLE_S = 60.0
 """Seconds for which a snapshot is held for a reader that uses it no more. It may wait as long for
 the description by another donor."""
 BEHIND_S = 10.0
-"""The same for a reader that has taken bytes of this snapshot or of another, but not enough to be
-on its way to have them all."""
+"""The same for a reader that has taken bytes of this snapshot or of another, but next to
+nothing."""
 STUCK_S = 600.0
 """Seconds for which a reader may take no byte, though it asks for descriptions again: it may be
 busy with another stage."""
@@ -45,6 +45,9 @@ GRACE_S = 30.0
 PACE_S = 1200.0
 """Seconds in which a reader has to be on its way to read a snapshot, to keep it while another
 reader needs the place."""
+SHARE = 16
+"""Donors at once between which a joiner may divide a snapshot: a nibbler has taken less of one than
+a sixteenth of it at that pace."""
 LONGEST_S = 3600.0
 
 
@@ -339,12 +342,14 @@ class Pins:
         return max(PACE_S, 2 * count * pin.nbytes / self._rate)
 
     def _nibblers(self, now: float) -> set[PeerId]:
-        """Readers that have taken bytes of a snapshot and will not have it in time."""
+        """Readers that have taken bytes of a snapshot, but next to nothing."""
         return {
             peer
             for pin in self._pins.values()
             for peer, reading in pin.readings.items()
-            if not pin.readers and reading.got and reading.behind(self._within_s(pin), now)
+            if not pin.readers
+            and reading.got
+            and reading.behind(SHARE * self._within_s(pin), now)
         }
 
     @staticmethod

@@ -152,9 +152,9 @@ def test_a_snapshot_ends_soon_after_a_reader_that_took_next_to_nothing(donor: Do
     donor.describe("nibbler", 3)
     assert pin is not None
     assert other is not None
-    for _ in range(50):
-        donor.now += 1.0
-        donor.read("nibbler", pin, 1 / SIZE)
+    donor.read("nibbler", pin, 1 / SIZE)
+    donor.now += 50.0
+    donor.read("nibbler", pin, 0.0)
     donor.read("reader", other, 0.1)
     donor.now += BEHIND_S + 1
     assert donor.held() == [2], "who gets on may rest for longer"
