@@ -287,13 +287,25 @@ class NodeConfig:
             section, _, key = name.rpartition(".")
             tables[section][key] = checked_setting(name, value, source)
         _divide_disk(tables, {name: source for name, (_, source) in merged.items()})
-        return cls(
+        found = cls(
             home=home,
             node=NodeSettings(**tables[""]),
             sources={name: source for name, (_, source) in merged.items()},
             moved=moved,
             **{section: kind(**tables[section]) for section, kind in SECTIONS.items()},
         )
+        found.check_pauses()
+        return found
+
+    def check_pauses(self) -> None:
+        """Raises UsageFault for pauses by rules without checkpoints: the only holder of a stage
+        would lose it."""
+        rules = self.availability
+        if (rules.idle_only or rules.hours or rules.max_load) and not self.checkpoint.writes:
+            raise UsageFault(
+                "a daemon that pauses by itself needs checkpoints, and none are written here",
+                "leave checkpoint.every at its default, or pause by hand",
+            )
 
     @property
     def stage(self) -> int | None:

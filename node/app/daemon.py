@@ -340,7 +340,7 @@ class Daemon(Node):
         if self.assembled is not None and self.assembled.device.is_cuda:
             used = self.assembled.device.memory_used()
             device_said = f" and {human(used)} of {self.assembled.device.device}"
-        await self._give_stage_up()
+        kept = await self._give_stage_up()
         presence.seeks = lambda: False
         await asyncio.to_thread(give_all_back)
         after = resident(os.getpid())
@@ -353,6 +353,8 @@ class Daemon(Node):
             f"{human(max(0, before - after))} of main memory{device_said} given back after "
             f"{seconds:.1f} s"
         )
+        if not kept:
+            self.given_back += "; the newest epochs are not on this disk"
         text = f"paused {self.availability.reason}: {self.given_back}"
         self.journal.emit("daemon", "paused", text, seconds=round(seconds, 3))
         self.put_away.set()
@@ -382,8 +384,10 @@ class Daemon(Node):
             task.cancel()
         await asyncio.wait({goodbye, end})
 
-    async def _give_stage_up(self) -> None:
-        """End everything that belongs to the stage. What is committed is on the disk afterwards."""
+    async def _give_stage_up(self) -> bool:
+        """End everything that belongs to the stage. What is committed is on the disk afterwards;
+        return False if it could not be written."""
+        kept = True
         a = self.assembled
         if a is not None:
             await self._end_training(a, f"pauses {self.availability.reason}")
@@ -391,13 +395,14 @@ class Daemon(Node):
         await self.stage_tasks.close()
         self.transport.vacate()
         if a is not None:
-            await keep(a, self.journal)
+            kept = await keep(a, self.journal)
             await _close_services(a)
         self.assembled = None
         await asyncio.to_thread(stop_all, self.children)
         self.children.clear()
         self._loading.clear()
         self.child_trouble.clear()
+        return kept
 
     async def _end_training(self, a: Assembled, why: str) -> None:
         # Nothing is committed from here on, so no further write is needed.

@@ -6,6 +6,7 @@ waits for. Never: the daemon's stage, which :mod:`node.app.daemon` gives up and 
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -174,8 +175,9 @@ class AvailabilityKeeper:
             elif not isinstance(action, Close) and before is not None:
                 self.paused_s += now - self._since
                 if before.by is By.OPERATOR and isinstance(event, Sampled):
-                    # It has run out.
-                    kept.write(self._path, None)
+                    # It has run out, so a file that stays says nothing new.
+                    with contextlib.suppress(OSError):
+                        kept.write(self._path, None)
             self._follow()
             said = "goes on: nothing pauses this daemon any more"
             if isinstance(action, Close):

@@ -200,7 +200,11 @@ def other_on_gpu() -> str:
     import pynvml
 
     own = {os.getpid(), *(p.pid for p in psutil.Process().children(recursive=True))}
-    for index in range(pynvml.nvmlDeviceGetCount()):
+    count = 0
+    # The driver may be replaced while this runs.
+    with contextlib.suppress(pynvml.NVMLError):
+        count = pynvml.nvmlDeviceGetCount()
+    for index in range(count):
         found: list[int] = []
         with contextlib.suppress(pynvml.NVMLError):
             device = pynvml.nvmlDeviceGetHandleByIndex(index)

@@ -347,9 +347,7 @@ class Pins:
             peer
             for pin in self._pins.values()
             for peer, reading in pin.readings.items()
-            if not pin.readers
-            and reading.got
-            and reading.behind(SHARE * self._within_s(pin), now)
+            if not pin.readers and reading.got and reading.behind(SHARE * self._within_s(pin), now)
         }
 
     @staticmethod

@@ -82,6 +82,17 @@ def test_one_cap_bounds_data_and_checkpoints(tmp_path):
         load(max_disk="4GiB", data_disk=5 << 30)
 
 
+@pytest.mark.parametrize("rule", [{"idle_only": 10.0}, {"hours": "22-07"}, {"max_load": 50.0}])
+def test_pauses_by_rules_need_checkpoints(tmp_path, rule):
+    flags = {f"availability.{name}": value for name, value in rule.items()}
+    ours = NodeConfig.load(flags, {"TUTTI_HOME": str(tmp_path)})
+    assert ours.checkpoint.writes
+    none = {"checkpoint.every": 0, "checkpoint.within_s": 0.0}
+    with pytest.raises(UsageFault, match="needs checkpoints"):
+        NodeConfig.load(flags | none, {"TUTTI_HOME": str(tmp_path)})
+    assert not NodeConfig.load(none, {"TUTTI_HOME": str(tmp_path)}).checkpoint.writes
+
+
 def test_a_paused_peer_is_shown_with_its_reason():
     answer = some_peers()
     answer.peers.append(
