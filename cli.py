@@ -6,19 +6,14 @@ from collections.abc import Sequence
 
 from node.commands import (
     about,
-    bugreport,
     daemon,
     data,
     demo,
     doctor,
     generate,
-    identity,
     model,
-    pause,
     plan,
     replay,
-    service,
-    settings,
     simulate,
     start,
     status,
@@ -27,6 +22,7 @@ from node.commands import (
 )
 from node.commands.line import running
 from node.commands.line.usage import PROGRAM, VerbGroup
+from node.commands.owner import bugreport, identity, pause, service, settings
 
 app = VerbGroup(
     PROGRAM,

@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -193,11 +195,18 @@ def test_the_memory_is_capped_if_the_user_says_so(ours, machine, asked, line):
     assert option(text_of(ours, memory_max=asked), "MemoryMax") == ([line] if line else [])
 
 
+@pytest.fixture
+def short_folder() -> Iterator[Path]:
+    """A directory whose path leaves room for a socket's name."""
+    with tempfile.TemporaryDirectory(prefix="tutti-") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.skipif(ANALYZE is None, reason="no systemd-analyze here")
 @pytest.mark.parametrize("version", [252, 255])
-def test_systemd_reads_the_unit(tmp_path, machine, version):
+def test_systemd_reads_the_unit(tmp_path, machine, version, short_folder):
     """Also with a home and data whose names have all that systemd gives a meaning to."""
-    home = tmp_path / 'ho me %h $HOME "q" \\n é'
+    home = short_folder / 'ho me %h $HOME "q" \\n é'
     home.mkdir()
     (home / "da ta").touch()
     flags = {"home": home, "data": str(home / "da ta"), "name": "anna"}

@@ -20,6 +20,7 @@ from node.reach.standing import Standing
 from node.telemetry.events import Event, Journal
 from protos.control_pb2 import Snapshot
 from testbed.fakes.canned_window import training_snapshot
+from testbed.fakes.clock import VirtualClock
 
 
 async def told(
@@ -30,7 +31,8 @@ async def told(
     monkeypatch.setattr(module, "TELL_S", again_s)
     journal = Journal()
     left = list(snapshots)
-    shown = SnapshotBuilder(SimpleNamespace(journal=journal, assembled=None))  # type: ignore[arg-type]
+    daemon: Any = SimpleNamespace(journal=journal, assembled=None, clock=VirtualClock())
+    shown = SnapshotBuilder(daemon)
 
     def snapshot() -> Snapshot:
         if not left:
@@ -79,7 +81,7 @@ async def test_join_reports_a_finished_run_once(monkeypatch):
 
 
 async def test_a_total_that_went_back_adds_nothing_to_the_page(monkeypatch):
-    page = SnapshotBuilder(SimpleNamespace())  # type: ignore[arg-type]
+    page = SnapshotBuilder(SimpleNamespace(clock=VirtualClock()))  # type: ignore[arg-type]
     tokens = iter((5, 3, 4))
     monkeypatch.setattr(page, "snapshot", lambda: Snapshot(tokens=next(tokens)))
     for grown in (5, 5, 6):
@@ -89,7 +91,7 @@ async def test_a_total_that_went_back_adds_nothing_to_the_page(monkeypatch):
 
 
 async def test_the_page_has_every_result_that_its_help_names(monkeypatch):
-    page = SnapshotBuilder(SimpleNamespace())  # type: ignore[arg-type]
+    page = SnapshotBuilder(SimpleNamespace(clock=VirtualClock()))  # type: ignore[arg-type]
     monkeypatch.setattr(page, "snapshot", Snapshot)
     page.measure()
     for family in page.collect():
@@ -99,7 +101,7 @@ async def test_the_page_has_every_result_that_its_help_names(monkeypatch):
 
 
 async def test_tokens_counted_before_the_start_are_not_on_the_page(monkeypatch):
-    page = SnapshotBuilder(SimpleNamespace())  # type: ignore[arg-type]
+    page = SnapshotBuilder(SimpleNamespace(clock=VirtualClock()))  # type: ignore[arg-type]
     told = []
     monkeypatch.setattr(page, "snapshot", lambda: page.tally.shown)
     for epoch, tokens in ((-1, 0), (70, 1_000_000), (71, 1_000_500)):

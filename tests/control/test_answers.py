@@ -46,7 +46,7 @@ async def test_an_open_run_answers_everybody() -> None:
 
 @pytest.mark.parametrize(("role", "says"), [("rendezvous", "a rendezvous"), ("auto", "not know")])
 async def test_a_peer_without_a_run_says_why_it_has_no_manifest(role: str, says: str) -> None:
-    daemon: Any = SimpleNamespace(manifest=None, role=role)
+    daemon: Any = SimpleNamespace(manifest=None, role=role, clock=VirtualClock())
     with pytest.raises(LocalFault, match=says) as nothing:
         await OperatorService(daemon).answer(STRANGER.peer_id, Ask(manifest=AskManifest()))
     assert nothing.value.code is ExitCode.PROTOCOL

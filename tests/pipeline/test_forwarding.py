@@ -26,6 +26,7 @@ from node.wire.limits import MESSAGES, NAME, STOPS
 from protos import control_pb2 as pb
 from protos import ends_pb2_grpc as rpc
 from testbed.fakes.call_context import CallContext
+from testbed.fakes.clock import VirtualClock
 from testbed.fakes.memory_net import MemoryNet
 
 STAGES = 2
@@ -347,6 +348,8 @@ async def test_a_stage_peers_daemon_asks_one_that_does_not_lead_first(peers):
         transport=peers.net.transports[ME],
         identity=SimpleNamespace(peer_id=ME),
         journal=Journal(),
+        clock=VirtualClock(),
+        paused="",
         presence=SimpleNamespace(view=SimpleNamespace(ends=seen)),
         assembled=SimpleNamespace(
             ends=None,
