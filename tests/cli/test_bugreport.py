@@ -284,6 +284,22 @@ def test_a_recording_with_a_secret_stays_here(tutti, seeded, tmp_path, secret):
     refused(tutti("bugreport", "--recording", "none.rec"), 2, "none.rec")
 
 
+def test_what_is_recorded_after_the_check_stays_here(tutti, seeded, tmp_path, monkeypatch):
+    path = tmp_path / "machines.rec"
+    recording(path)
+    before = path.read_text()
+    archive = bugreport._archive
+
+    def later(*args):
+        with path.open("a") as file:
+            file.write(SECRETS["public address"])
+        archive(*args)
+
+    monkeypatch.setattr(bugreport, "_archive", later)
+    tutti("bugreport", "r.tar.gz", "--yes", "--recording", "machines.rec").good()
+    assert written(tmp_path / "r.tar.gz")["machines.rec"] == before
+
+
 def test_a_file_with_a_secret_left_in_it_is_dropped(ours, seeded, monkeypatch):
     monkeypatch.setattr(Redactor, "text", lambda self, text: text)
     report = bugreport.Collector(ours, ["doctor"]).collect(lambda line: None)
@@ -331,6 +347,30 @@ def test_rules_find_secrets_and_nothing_else(text, kept):
     redactor = Redactor({}, {})
     assert (redactor.text(text) == text) == kept
     assert bool(redactor.found) != kept
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("ipv6:%5B2001:db8:1:2::1%5D:50051", "ipv6:[<address-1>]:50051"),
+        ("ipv6:%5b2001:DB8::1%5d:50051", "ipv6:[<address-1>]:50051"),
+        ("ipv6:2001:db8::1", "ipv6:<address-1>"),
+        ("ipv6:2001:db8:1:2:3:4:5:6", "ipv6:<address-1>"),
+        ("node:2001:db8::1", "node:<address-1>"),
+        ("2001:db8::1: refused", "<address-1>: refused"),
+        ("at 2001:db8::1...", "at <address-1>..."),
+        ("2001:db8::1:50051", "<address-1>:50051"),
+        ("cannot reach 203.0.113.5.", "cannot reach <address-1>."),
+        ("peer_203.0.113.5", "peer_<address-1>"),
+        ("ipv4:203.0.113.5:50051", "ipv4:<address-1>:50051"),
+        ("ipv6:%5B::1%5D:50051", "ipv6:[::1]:50051"),
+        ("at:12:34:56: started", "at:12:34:56: started"),
+    ],
+)
+def test_an_address_is_found_in_every_form(text, redacted):
+    redactor = Redactor({}, {})
+    assert redactor.text(text) == redacted
+    assert redactor.leaks(text) == ["address"] * ("<address-1>" in redacted)
 
 
 def test_a_known_secret_is_found_as_a_word_only():

@@ -64,18 +64,20 @@ _LIBRARIES = (
 @dataclass(frozen=True)
 class Entry:
     """A file of the archive. ``about``: its content in a few words; ``redacted``: number of secrets
-    that were replaced in it; ``source``: for a recording, the file that is copied as it is."""
+    that were replaced in it; ``source``: for a recording, the file that is copied as it is, and
+    ``checked`` its first bytes, which were looked at: a daemon may write it still."""
 
     name: str
     about: str
     text: str = ""
     redacted: int = 0
     source: Path | None = None
+    checked: int = 0
 
     @property
     def nbytes(self) -> int:
         if self.source is not None:
-            return self.source.stat().st_size
+            return self.checked
         return len(self.text.encode())
 
 
@@ -286,14 +288,16 @@ class Collector:
         if size > MOST_RECORDING:
             self.report.left_out["recording"] = f"it has {_size(size)}, too much for a report"
             return
+        checked = 0
         with path.open("rb") as file:
             for line in iter(lambda: file.readline(1 << 20), b""):
+                checked += len(line)
                 if leaks := self._redactor.leaks(line.decode(errors="replace")):
                     why = f"it holds what is not given away: {', '.join(leaks)}"
                     self.report.left_out["recording"] = why
                     return
         about = "for  tutti replay : PeerIds, plans, votes; no text, no key"
-        self.report.entries.append(Entry("machines.rec", about, source=path))
+        self.report.entries.append(Entry("machines.rec", about, source=path, checked=checked))
 
     def _check(self) -> None:
         """Leave out every file that still has a known secret in it, whatever the reason."""
@@ -459,5 +463,5 @@ def _archive(entries: Iterable[Entry], out: io.BufferedWriter) -> None:
                     tar.addfile(info, io.BytesIO(raw))
                 else:
                     with one.source.open("rb") as file:
-                        info.size = os.fstat(file.fileno()).st_size
+                        info.size = one.checked
                         tar.addfile(info, file)

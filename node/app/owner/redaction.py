@@ -19,8 +19,17 @@ _URL = re.compile(r"\b[a-z][a-z0-9+.-]{1,15}://[^\s\"'<>|]+", re.IGNORECASE)
 _MULTIADDR = re.compile(r"(/(?:ip4|ip6|dns4|dns6|dnsaddr|dns)/)([^/\s\"',;<>]+)")
 _EMAIL = re.compile(r"\b[\w.+-]{1,64}@[\w-]+(?:\.[\w-]+)+\b")
 _MAC = re.compile(r"\b(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}\b", re.IGNORECASE)
-_IPV4 = re.compile(r"(?<![\w.])(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?![\w.]|-[0-9])")
-_IPV6 = re.compile(r"(?<![\w:.])[0-9a-f]{0,4}(?::[0-9a-f]{0,4}){2,8}(?:\.[0-9.]+)?(?![\w:])", re.I)
+_IPV4 = re.compile(r"(?<![0-9.])(?:[0-9]{1,3}\.){3}[0-9]{1,3}(?![0-9]|\.[0-9]|-[0-9])")
+_WORD_BEFORE = "|".join(rf"(?<=[g-z_]\w{{{more}}}:)" for more in range(4))
+"""A word that is no part of an address, such as a scheme: "ipv6:", "node:"."""
+_IPV6 = re.compile(
+    rf"(?:(?<![\w:.])|{_WORD_BEFORE})"
+    r"[0-9a-f]{0,4}(?::[0-9a-f]{0,5}){2,9}(?:\.[0-9.]+)?(?![\w:])",
+    re.IGNORECASE,
+)
+"""Also with a port of five digits behind it: :func:`_address_in` looks at what was found."""
+_BRACKET = re.compile(r"%5([BD])", re.IGNORECASE)
+"""A bracket as a URI has it: gRPC writes ipv6:%5B::1%5D:50051."""
 _HOST = re.compile(
     r"(?<![\w./@-])(?:[a-z0-9_-]+\.)+(?!(?:py|toml|json|jsonl|c|cc|cpp|h|go|rs|pyx|pb|so):)"
     r"[a-z]{2,18}(?=:[0-9]{2,5}\b)|(?<![\w./@-])(?:[a-z0-9_-]+\.)+"
@@ -76,7 +85,7 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """The text with a mark for each secret."""
-        text = self._exact.sub(self._known, text)
+        text = _with_brackets(self._exact.sub(self._known, text))
         for kind, pattern in (("key", _KEY_BLOCK), ("invite", _INVITE), ("token", _PREFIXED)):
             text = pattern.sub(lambda m, kind=kind: self._mark(kind, m[0]), text)
         text = _NAMED.sub(self._named, text)
@@ -85,7 +94,7 @@ class Redactor:
         text = _EMAIL.sub(lambda m: self._mark("email", m[0]), text)
         text = _MAC.sub(lambda m: self._mark("address", m[0].lower()), text)
         text = _IPV4.sub(lambda m: self._address(m[0]), text)
-        text = _IPV6.sub(lambda m: self._address(m[0]), text)
+        text = _IPV6.sub(self._address6, text)
         text = _HOST.sub(lambda m: self._mark("host", m[0].lower()), text)
         text = _QUOTED_PATH.sub(lambda m: m[1] + self._path(m[2]) + m[1], text)
         text = _PATH.sub(lambda m: self._path(m[0]), text)
@@ -109,10 +118,12 @@ class Redactor:
         """Kinds of the secrets that are in a text that cannot be changed: the known ones, invites,
         tokens, addresses, paths."""
         found = {self.known[m[0]] for m in self._exact.finditer(text) if m[0] in self.known}
+        text = _with_brackets(text)
         for kind, pattern in (("key", _KEY_BLOCK), ("invite", _INVITE), ("token", _PREFIXED)):
             if pattern.search(text):
                 found.add(kind)
         addresses = [m[0] for m in _IPV4.finditer(text)] + [m[2] for m in _MULTIADDR.finditer(text)]
+        addresses += [_address_in(m[0]) for m in _IPV6.finditer(text)]
         if _MULTIADDR.search(text) or any(_is_foreign(one) for one in addresses):
             found.add("address")
         if any(self._path(m[2]) != m[2] for m in _QUOTED_PATH.finditer(text)):
@@ -149,6 +160,11 @@ class Redactor:
             return text
         return self._mark("address", text.lower())
 
+    def _address6(self, match: re.Match[str]) -> str:
+        text = match[0]
+        address = _address_in(text)
+        return self._address(address) + text[len(address) :]
+
     def _path(self, path: str) -> str:
         rest = path.rstrip(_TRAILING)
         if path.startswith((*_SYSTEM, *_PROTOCOLS)) or not rest.strip("/"):
@@ -173,6 +189,20 @@ def _host_of(url: str) -> str:
     place = re.split(r"[/?#]", url.partition("://")[2], maxsplit=1)[0].rpartition("@")[2]
     found = re.fullmatch(r"(.*?)(?::[0-9]*)?", place)
     return (found[1] if found else place).strip("[]")
+
+
+def _with_brackets(text: str) -> str:
+    return _BRACKET.sub(lambda m: "[" if m[1] in "Bb" else "]", text)
+
+
+def _address_in(text: str) -> str:
+    """The IPv6 address at the beginning of a text: without the end of a sentence, a colon, a port.
+    The text itself if it has none."""
+    rest = text.rstrip(".")
+    for one in (text, rest, rest.removesuffix(":"), rest.rpartition(":")[0]):
+        if _is_address(one):
+            return one
+    return text
 
 
 def _is_address(text: str) -> bool:
