@@ -14,7 +14,6 @@ from typing import Any, Protocol, TypeVar
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -22,6 +21,7 @@ from starlette.routing import Route
 from node.core.errors import LocalFault
 from node.core.tasks import Tasks
 from node.serve.answers import Answer, error_document, fault_document
+from node.serve.loopback import LoopbackOnly
 from node.serve.requests import BadRequest, Question, read_chat, read_prompt
 from protos.control_pb2 import GenerateRequest, Piece
 
@@ -32,8 +32,6 @@ BODY_S = 30.0
 """Seconds within which a request must be complete."""
 LOOK_S = 1.0
 """Seconds between two looks for a client that has hung up."""
-LOOPBACK = ("localhost", "127.0.0.1", "[::1]", "::1")
-"""Names by which programs of this machine call it."""
 
 
 class Daemon(Protocol):
@@ -59,9 +57,7 @@ class Endpoint:
         """The application for a server of ASGI."""
         middleware: list[Middleware] = []
         if not self._token:
-            # A web page may have its own name resolve to this machine; its requests carry that
-            # name.
-            middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK)))
+            middleware.append(Middleware(LoopbackOnly))
         return Starlette(
             routes=[
                 Route("/v1/models", self._guarded(self._models), methods=["GET"]),

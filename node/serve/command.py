@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import socket
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -16,6 +15,7 @@ from node.control.client import as_fault
 from node.core.errors import ExitCode, OutOfResources, UsageFault
 from node.core.home import socket_target
 from node.serve.app import Endpoint
+from node.serve.loopback import is_loopback
 from protos import control_pb2
 from protos.control_pb2_grpc import ControlStub
 
@@ -62,17 +62,15 @@ class ControlDaemon:
         await self._channel.close()
 
 
-def is_loopback(host: str) -> bool:
-    """True for an address that only programs of this machine reach."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def listen(host: str, port: int, token: str, verb: str = "serve") -> socket.socket:
     """A socket that listens for ``tutti VERB``. Raises UsageFault for an address that others reach
-    without a token, OutOfResources for one that is taken."""
+    without a token and for a token that no header can carry, OutOfResources for an address that is
+    taken."""
+    if not token.isascii() or not token.isprintable() or token != token.strip():
+        raise UsageFault(
+            "the token has letters that a header cannot carry",
+            "choose one of ASCII letters, digits and signs, without spaces at its ends",
+        )
     if not token and not is_loopback(host):
         raise UsageFault(
             f"others can reach {host}, and no token is set",

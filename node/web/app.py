@@ -14,7 +14,6 @@ from urllib.parse import parse_qs
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import (
     JSONResponse,
@@ -26,7 +25,7 @@ from starlette.responses import (
 from starlette.routing import BaseRoute, Mount, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from node.serve.app import LOOPBACK
+from node.serve.loopback import LoopbackOnly
 from node.web.door import Door, Entry
 from node.web.hub import Hub
 
@@ -62,6 +61,7 @@ BUSY_S = 15
 """Seconds after which a viewer that found no place may ask again."""
 ENTRANCE = ("/enter", "/page.css", "/icon.svg", "/entrance.html")
 """Paths that need no token."""
+LATER = "too many wrong tokens: wait a minute"
 
 
 class Page:
@@ -81,9 +81,7 @@ class Page:
         """The application for a server of ASGI."""
         middleware = [Middleware(_Headers)]
         if not self._token:
-            # A web page may have its own name resolve to this machine; its requests carry that
-            # name.
-            middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=list(LOOPBACK)))
+            middleware.append(Middleware(LoopbackOnly))
         middleware.append(Middleware(_Guard, door=self._door, token=self._token))
         routes: list[BaseRoute] = [
             Route("/", self._file, methods=["GET"]),
@@ -113,11 +111,12 @@ class Page:
         return _Events(self._hub.stream(), media_type="text/event-stream")
 
     async def _enter(self, request: Request) -> Response:
-        entry = self._door.enter(await _token(request), time.monotonic())
+        token = await _token(request)
+        entry = self._door.enter(token, _client(request.scope), time.monotonic())
         if entry is Entry.RIGHT:
             return RedirectResponse("/", 303, {"set-cookie": self._door.cookie()})
         if entry is Entry.LATER:
-            return PlainTextResponse("too many wrong tokens: wait a minute", 429)
+            return PlainTextResponse(LATER, 429)
         return Response(self._files["entrance.html"], 401, media_type=KINDS[".html"])
 
 
@@ -173,9 +172,15 @@ class _Guard:
             refused = PlainTextResponse("pages of other sites may not ask this", 403)
             await refused(scope, receive, send)
             return
-        known = self._door.open_to(headers.get("authorization", ""), headers.get("cookie", ""))
+        shown = headers.get("authorization", "")
+        cookies = headers.get("cookie", "")
+        entry = self._door.admits(shown, cookies, _client(scope), time.monotonic())
+        known = entry is Entry.RIGHT
         if not known and path == "/":
             await RedirectResponse("/entrance.html", 303)(scope, receive, send)
+            return
+        if entry is Entry.LATER and path not in ENTRANCE:
+            await PlainTextResponse(LATER, 429)(scope, receive, send)
             return
         if not known and path not in ENTRANCE:
             text = "give the token of  tutti web --token"
@@ -183,10 +188,15 @@ class _Guard:
             return
         if known and self._token:
             # The endpoint of the chat looks at the token itself.
-            shown = (b"authorization", f"Bearer {self._token}".encode())
+            own = (b"authorization", f"Bearer {self._token}".encode())
             others = [pair for pair in scope["headers"] if pair[0] != b"authorization"]
-            scope = {**scope, "headers": [*others, shown]}
+            scope = {**scope, "headers": [*others, own]}
         await self._app(scope, receive, send)
+
+
+def _client(scope: Scope) -> str:
+    """The address that a request came from, "" if the server does not know it."""
+    return (scope.get("client") or ("", 0))[0]
 
 
 def _of_another_site(headers: Headers, method: str) -> bool:

@@ -202,6 +202,9 @@ async def test_a_token_is_asked_for(letters, openai):
             assert [m.id async for m in client.models.list()] == ["letters"]
     with pytest.raises(UsageFault, match="no token"):
         listen("0.0.0.0", 0, "")
+    for token in ("gehe\u00efm", "two\nlines", " spaces "):
+        with pytest.raises(UsageFault, match="cannot carry"):
+            listen("127.0.0.1", 0, token)
     listen("0.0.0.0", 0, "secret").close()
 
 
@@ -221,6 +224,28 @@ async def test_a_web_page_cannot_ask(url, letters):
     assert unknown.json()["error"]["type"] == "invalid_request_error"
     assert torn.json()["error"]["message"] == "the request is no JSON"
     assert not letters.asked
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8000", 200),
+        ("LOCALHOST", 200),
+        ("127.0.0.2:8000", 200),
+        ("[::1]:8000", 200),
+        ("[::1]", 200),
+        ("", 400),
+        ("[::1", 400),
+        ("[::1].evil.example", 400),
+        ("127.0.0.1.evil.example", 400),
+        ("192.168.1.2:8000", 400),
+        ("[2001:db8::1]:8000", 400),
+    ],
+)
+async def test_only_requests_that_name_this_machine_are_taken(url, host, status):
+    async with httpx.AsyncClient() as http:
+        answer = await http.get(f"{url}/models", headers={"host": host})
+    assert answer.status_code == status
 
 
 @pytest.mark.parametrize(

@@ -154,18 +154,55 @@ async def test_a_form_that_is_none_opens_nothing(canned: Canned, hub: Hub, form:
 
 def test_guessing_is_slow():
     made = Door("secret word", "name")
+    for n in range(0, door.TRIES, 2):
+        assert made.enter(f"guess {n}", "203.0.113.5", float(n)) is Entry.WRONG
+        assert made.admits(f"Bearer {n}", "", "203.0.113.5", float(n)) is Entry.WRONG
+    assert made.enter("secret word", "203.0.113.5", 11.0) is Entry.LATER
+    assert made.admits("Bearer secret word", "", "203.0.113.5", 11.0) is Entry.LATER
+    cookie = made.cookie().partition(";")[0]
+    assert made.admits("Bearer wrong", cookie, "203.0.113.5", 11.0) is Entry.RIGHT
+    assert made.enter("secret word", "203.0.113.5", door.TRIES_S + 0.5) is Entry.RIGHT
+
+
+def test_who_guesses_locks_out_nobody_else():
+    made = Door("secret word", "name")
     for n in range(door.TRIES):
-        assert made.enter(f"guess {n}", float(n)) is Entry.WRONG
-    assert made.enter("secret word", 11.0) is Entry.LATER
-    assert made.enter("secret word", door.TRIES_S + 0.5) is Entry.RIGHT
+        assert made.enter("guess", f"2001:db8::{n}", 1.0) is Entry.WRONG
+        assert made.admits("Basic YTpi", "", "203.0.113.5", 1.0) is Entry.WRONG
+    assert made.enter("secret word", "2001:db8::ffff", 1.0) is Entry.LATER
+    assert made.enter("secret word", "2001:db8:0:1::1", 1.0) is Entry.RIGHT
+    assert made.enter("secret word", "203.0.113.5", 1.0) is Entry.RIGHT
+
+
+def test_clients_that_guess_take_bounded_memory(monkeypatch):
+    monkeypatch.setattr(door, "MOST_CLIENTS", 3)
+    made = Door("secret word", "name")
+    for n in range(9):
+        made.enter("guess", f"203.0.113.{n}", 1.0)
+    assert list(made._wrong) == ["203.0.113.6", "203.0.113.7", "203.0.113.8"]
+
+
+async def test_wrong_tokens_in_headers_are_counted(canned: Canned, hub: Hub):
+    async with (
+        serving(hub, canned, token="secret") as url,
+        httpx.AsyncClient(base_url=url) as http,
+    ):
+        for _ in range(door.TRIES):
+            shown = {"authorization": "Bearer guess"}
+            assert (await http.get("/document.json", headers=shown)).status_code == 401
+        shown = {"authorization": "Bearer secret"}
+        assert (await http.get("/document.json", headers=shown)).status_code == 429
+        assert (await http.post("/enter", content="token=secret")).status_code == 429
 
 
 @pytest.mark.parametrize("cookies", ["", "name=", "name=x", "name", '"', "name=\u00e9", ";" * 999])
 def test_other_cookies_open_nothing(cookies: str):
     made = Door("secret", "name")
-    assert not made.open_to("", cookies)
-    assert not made.open_to("Bearer " + quote("\u00e9"), cookies)
-    assert made.open_to("", made.cookie().partition(";")[0])
+    assert made.admits("", cookies, "", 1.0) is Entry.WRONG
+    assert made.admits("Bearer " + quote("\u00e9"), cookies, "", 1.0) is Entry.WRONG
+    own = made.cookie().partition(";")[0]
+    assert made.admits("", own, "", 1.0) is Entry.RIGHT
+    assert made.admits("", f'{cookies}; a[b]=c; {{"x": 1}}; {own}', "", 1.0) is Entry.RIGHT
 
 
 def test_others_reach_it_only_with_a_token():
