@@ -777,14 +777,21 @@ def rate_of(text: str) -> float | None:
     return float(found[1]) * step / (1 if found[4] in (None, "B") else 8)
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(
+    path: Path, content: bytes, mode: int = 0o600, owner: tuple[int, int] | None = None
+) -> None:
     """Whole or not at all: a temporary file beside ``path``, synced, renamed over it. Makes the
-    directory where there is none, for this user alone. Raises OSError."""
+    directory where there is none, for this user alone. ``owner``: ids of a user and a group that
+    the file is given to if this user may do so. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with held():
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         try:
             with os.fdopen(handle, "wb") as f:
+                if owner is not None:
+                    with contextlib.suppress(PermissionError):
+                        os.fchown(handle, *owner)
+                os.fchmod(handle, mode)
                 f.write(content)
                 f.flush()
                 os.fsync(f.fileno())

@@ -11,6 +11,7 @@ from typing import Any
 import grpc.aio
 import uvicorn
 
+from node.config import write_atomically
 from node.control.client import as_fault
 from node.core.errors import ExitCode, UsageFault, writing
 from node.serve import command as serving
@@ -18,14 +19,19 @@ from node.serve.app import Endpoint
 from node.serve.command import STATUS_S, STOP_S, ControlDaemon
 from node.web.app import LIBRARY, POLICY, STATIC, Page
 from node.web.hub import Hub, Offer
+from node.web.view import for_strangers
 from protos import ask_pb2, control_pb2
 
 MOST_CONNECTIONS = 128
 """Connections to the server; others are answered with 503."""
 FROZEN = "data.js"
 """File of an export with the document."""
+OURS = b"globalThis.tuttiFrozen = "
+"""Beginning of that file."""
 PAGE = ("page.css", "page.js", "icon.svg", *LIBRARY)
 """Files of an export beside the page and the document."""
+SITE_MODE = 0o644
+"""Mode of the files of an export: a web server of another user may read them."""
 MARK = "<!-- frozen -->"
 """Place in the page for what only an export has."""
 
@@ -112,7 +118,7 @@ async def serve(
 
 async def export(path: Path, directory: Path, prompt: str) -> list[str]:
     """Write the page as it is now into ``directory``; returns the names of its files. Raises
-    UsageFault for a directory with other files in it."""
+    UsageFault for a directory with other files in it, LocalFault if the daemon does not answer."""
     _check_empty(directory)
     daemon = PageDaemon(path)
     hub = Hub(daemon, Offer(prompt=prompt, when="never", kept=True))
@@ -121,7 +127,9 @@ async def export(path: Path, directory: Path, prompt: str) -> list[str]:
     finally:
         await hub.close()
         await daemon.close()
-    return freeze(document, directory)
+    if hub.latest.fault is not None:
+        raise hub.latest.fault
+    return freeze(for_strangers(document), directory)
 
 
 def freeze(document: dict[str, Any], directory: Path) -> list[str]:
@@ -135,24 +143,33 @@ def freeze(document: dict[str, Any], directory: Path) -> list[str]:
         f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
         f'<script src="{FROZEN}" defer></script>'
     )
+    # The document comes first: a directory with it can be exported to again.
     files = {
+        FROZEN: OURS + f"JSON.parse({literal});\n".encode(),
         "index.html": html.replace(MARK, head).encode(),
-        FROZEN: f"globalThis.tuttiFrozen = JSON.parse({literal});\n".encode(),
     }
     files |= {name: (STATIC / name).read_bytes() for name in PAGE}
     with writing(directory, "choose another directory with  --export DIR"):
         directory.mkdir(parents=True, exist_ok=True)
         for name, content in files.items():
-            (directory / name).write_bytes(content)
+            write_atomically(directory / name, content, SITE_MODE)
     return sorted(files)
 
 
 def _check_empty(directory: Path) -> None:
     """Raises UsageFault if files would be lost in a directory that no export made."""
-    if not directory.exists() or (directory / FROZEN).exists():
+    if not directory.exists() or _is_export(directory / FROZEN):
         return
     if not directory.is_dir() or _names(directory):
         raise UsageFault(f"{directory} has other files in it", "name a new directory")
+
+
+def _is_export(file: Path) -> bool:
+    """Return True for the document of an export. Raises LocalFault if it cannot be read."""
+    if file.is_symlink() or not file.is_file():
+        return False
+    with writing(file, "choose another directory with  --export DIR"), file.open("rb") as opened:
+        return opened.read(len(OURS)) == OURS
 
 
 def _names(directory: Path) -> Sequence[str]:

@@ -103,20 +103,23 @@ class Offer:
 
 class Latest:
     """The newest document, and the events that bring a viewer to it. Events are made once for all
-    viewers. ``version``: number of the document, 0 before the first."""
+    viewers. ``version``: number of the document, 0 before the first; ``fault``: why the daemon did
+    not answer when it was made, None if it did."""
 
     def __init__(self) -> None:
         self.version = 0
         self.document: dict[str, Any] = {}
+        self.fault: LocalFault | None = None
         self._whole = b""
         self._change = b""
         self._made = -math.inf
 
-    def put(self, document: dict[str, Any], now: float) -> None:
+    def put(self, document: dict[str, Any], now: float, fault: LocalFault | None = None) -> None:
         """Take a newer document. ``now``: monotonic seconds."""
         self._change = _event("change", changes(self.document, document))
         self._whole = b""
         self.document = document
+        self.fault = fault
         self.version += 1
         self._made = now
 
@@ -239,9 +242,11 @@ class Hub:
         at = time.time()
         try:
             new = document(await self._state(at))
-        except LocalFault as fault:
+            fault = None
+        except LocalFault as e:
+            fault = e
             new = without_answer(self.latest.document, fault, at)
-        self.latest.put(new, time.monotonic())
+        self.latest.put(new, time.monotonic(), fault)
         async with self._news:
             self._news.notify_all()
 

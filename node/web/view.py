@@ -96,6 +96,13 @@ def document(state: State) -> dict[str, Any]:
     }
 
 
+def for_strangers(document: Mapping[str, Any]) -> dict[str, Any]:
+    """The document without the texts in which addresses and paths of this machine may stand: news,
+    and reasons of faults."""
+    health = dict(document["health"]) | {"reason": "", "step": ""}
+    return dict(document) | {"news": [], "health": health, "sampling": ""}
+
+
 def without_answer(old: Mapping[str, Any], fault: LocalFault, at: float) -> dict[str, Any]:
     """The document while the daemon does not answer: the last one, with the fault."""
     health = {

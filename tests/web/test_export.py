@@ -6,7 +6,7 @@ import re
 import pytest
 
 from node.control.service import ControlService
-from node.core.errors import UsageFault
+from node.core.errors import LocalFault, UsageFault
 from node.web.app import LIBRARY
 from node.web.command import FROZEN, PageDaemon, export, freeze
 from node.web.view import State, document
@@ -70,14 +70,49 @@ async def test_an_export_is_of_the_daemon(tmp_path, service):
     found = frozen((tmp_path / "page" / FROZEN).read_text())
     assert found["run"]["epoch"] == 120
     assert len(found["curve"]) == 120
-    assert found["news"][0][2] == "epoch 120 committed"
     assert not found["chat"]
+    assert ((tmp_path / "page" / FROZEN).stat().st_mode & 0o777) == 0o644
+    await export(service.path, tmp_path / "page", "The ")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "index.html").write_text("mine")
     with pytest.raises(UsageFault, match="other files"):
         await export(service.path, tmp_path / "mine", "The ")
     with pytest.raises(UsageFault, match="other files"):
         await export(service.path, tmp_path / "mine" / "index.html", "The ")
+
+
+async def test_an_export_has_no_addresses_and_paths(tmp_path, service):
+    said = service._window.said
+    said.healthy = False
+    said.reason = "cannot reach 203.0.113.5"
+    said.next_step = "look at /home/anna/log"
+    service._window.journal.emit("net", "lost", "lost 203.0.113.5", level="warning")
+    await export(service.path, tmp_path / "page", "The ")
+    text = (tmp_path / "page" / FROZEN).read_text()
+    assert "degraded" in text
+    assert "203.0.113.5" not in text
+    assert "/home/anna" not in text
+
+
+async def test_no_export_without_an_answer(tmp_path, service):
+    await export(service.path, tmp_path / "page", "The ")
+    before = (tmp_path / "page" / FROZEN).read_bytes()
+    await service.close(0.0)
+    with pytest.raises(LocalFault):
+        await export(service.path, tmp_path / "page", "The ")
+    assert (tmp_path / "page" / FROZEN).read_bytes() == before
+
+
+async def test_a_site_with_data_of_its_own_is_no_export(tmp_path, service):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / FROZEN).write_text("mine")
+    (tmp_path / "link").mkdir()
+    freeze(made(), tmp_path / "page")
+    (tmp_path / "link" / FROZEN).symlink_to(tmp_path / "page" / FROZEN)
+    for name in ("mine", "link"):
+        with pytest.raises(UsageFault, match="other files"):
+            await export(service.path, tmp_path / name, "The ")
+    assert (tmp_path / "mine" / FROZEN).read_text() == "mine"
 
 
 async def test_the_daemon_is_asked_for_what_is_new(service):

@@ -445,7 +445,8 @@ function drawNews() {
     made.append(time, (level === "warning" ? "! " : level === "error" ? "!! " : "") + words);
     return made;
   }));
-  if (!doc.news.length) fill(byId("news"), [make("li", "nothing yet", "quiet")]);
+  const none = frozen() ? "not in a frozen page" : "nothing yet";
+  if (!doc.news.length) fill(byId("news"), [make("li", none, "quiet")]);
 }
 
 // ------------------------------------------------------------------ views
