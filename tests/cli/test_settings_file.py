@@ -159,6 +159,21 @@ def test_a_link_to_a_file_kept_elsewhere_stays_a_link(tutti, file, tmp_path):
     assert tomllib.loads(kept.read_text())["threads"] == 3
 
 
+def test_the_file_keeps_its_mode_and_its_ends_of_lines(tutti, file):
+    file.write_bytes(FILE.replace("\n", "\r\n").encode())
+    file.chmod(0o640)
+    tutti("config", "set", "name", "berta").good()
+    assert file.read_bytes().decode() == FILE.replace("\n", "\r\n").replace("anna", "berta")
+    assert (file.stat().st_mode & 0o777) == 0o640
+
+
+@pytest.mark.parametrize("words", [("set", "limits.in_flight", "3"), ("unset", "limits.in_flight")])
+def test_a_value_with_the_name_of_a_section_is_refused(tutti, file, words):
+    file.write_text("limits = 3\n")
+    refused(tutti("config", *words), 2, "limits is a value")
+    assert file.read_text() == "limits = 3\n"
+
+
 def test_a_full_disk_costs_the_change_and_not_the_file(file, monkeypatch):
     def full(*_):
         raise OSError(28, "No space left on device")

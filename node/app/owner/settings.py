@@ -6,8 +6,9 @@ import dataclasses
 import difflib
 import fcntl
 import os
+import stat
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -182,7 +183,7 @@ def set_value(file: Path, name: str, text: str) -> Changed:
     with _edited(file) as document:
         table = document
         if section:
-            table = document.setdefault(section, tomlkit.table())
+            table = _table(document.setdefault(section, tomlkit.table()), section, file)
         before = table.get(key)
         table[key] = value
     return Changed(name, value, _plain(before), file)
@@ -196,7 +197,7 @@ def unset(file: Path, name: str) -> Changed:
     with _edited(file) as document:
         table = document
         if section:
-            table = document.get(section, {})
+            table = _table(document.get(section, {}), section, file)
         if key not in table:
             raise UsageFault(
                 f"{name} is not set in {file}", f"tutti config get {name}  says where it comes from"
@@ -204,6 +205,15 @@ def unset(file: Path, name: str) -> Changed:
         before = table[key]
         del table[key]
     return Changed(name, None, _plain(before), file)
+
+
+def _table(item: Any, section: str, file: Path) -> MutableMapping[str, Any]:
+    if not isinstance(item, MutableMapping):
+        raise UsageFault(
+            f"{section} is a value in {file}, and the name of a section",
+            "take that line out; nothing was changed",
+        )
+    return item
 
 
 def _plain(item: Any) -> Any:
@@ -227,14 +237,25 @@ def _edited(file: Path) -> Iterator[tomlkit.TOMLDocument]:
         text = tomlkit.dumps(document)
         tomllib.loads(text)
         with writing(file, _CAN_WRITE):
-            write_atomically(target, text.encode())
+            _replace(target, text.encode())
     finally:
         os.close(lock)
 
 
+def _replace(file: Path, content: bytes) -> None:
+    """Write the file anew, with the mode and the owner that it had."""
+    try:
+        had = file.stat()
+    except FileNotFoundError:
+        write_atomically(file, content)
+        return
+    write_atomically(file, content, stat.S_IMODE(had.st_mode), (had.st_uid, had.st_gid))
+
+
 def _read(file: Path) -> tomlkit.TOMLDocument:
     try:
-        return tomlkit.parse(file.read_text(encoding="utf-8"))
+        # As bytes: the ends of lines stay.
+        return tomlkit.parse(file.read_bytes().decode())
     except FileNotFoundError:
         return tomlkit.document()
     except OSError as e:
