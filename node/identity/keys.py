@@ -17,6 +17,7 @@ import secrets
 import shlex
 import stat
 import struct
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
@@ -174,6 +175,31 @@ class Identity:
         Raises Refused when the file exists or may not be written, OutOfResources when the disk is
         full.
         """
+        with self._draft(path) as draft:
+            try:
+                os.link(draft, path)  # unlike a rename, refuses to replace a key that is there
+            except FileExistsError as e:
+                raise Refused(
+                    f"{path} exists already", "use that key, or move it away first"
+                ) from e
+            sync(path.parent)
+
+    def write_over(self, path: Path, before: Path) -> None:
+        """Write the key over the one at ``path``, which stays as ``before``. A whole key is at
+        ``path`` at any moment. Raises as :meth:`write_new`."""
+        with self._draft(path) as draft:
+            os.link(path, before)
+            try:
+                os.replace(draft, path)
+            except OSError:
+                before.unlink()
+                raise
+            sync(path.parent)
+
+    @contextlib.contextmanager
+    def _draft(self, path: Path) -> Iterator[Path]:
+        """A file beside ``path`` with the key, mode 0600, flushed to disk. It is gone after the
+        block. Raises Refused, OutOfResources; also for an OSError of the block."""
         draft = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
         cannot = writing(path, f"make {path.parent} writable, or choose another home", Refused)
         with cannot, held():
@@ -185,12 +211,7 @@ class Identity:
                     file.write(self.key_file_bytes())
                     file.flush()
                     os.fsync(fd)
-                os.link(draft, path)  # unlike a rename, refuses to replace a key that is there
-                sync(path.parent)
-            except FileExistsError as e:
-                raise Refused(
-                    f"{path} exists already", "use that key, or move it away first"
-                ) from e
+                yield draft
             finally:
                 with contextlib.suppress(OSError):
                     draft.unlink()

@@ -105,9 +105,42 @@ def test_a_key_that_cannot_be_written_leaves_the_one_before(ours, moved, monkeyp
     def full(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(Identity, "write_new", full)
-    with pytest.raises(OSError, match="space"):
-        files.import_key(ours, moved, lambda new: PASSPHRASE, force=True)
+    for call in ("fsync", "replace"):
+        with monkeypatch.context() as patched:
+            patched.setattr(os, call, full)
+            with pytest.raises(LocalFault, match="no space"):
+                files.import_key(ours, moved, lambda new: PASSPHRASE, force=True)
+        assert ours.identity_path.read_bytes() == own
+        assert {p.name for p in ours.home.iterdir()} == {"identity.key", "identity.key.lock"}
+
+
+def test_there_is_a_key_at_every_moment(ours, moved, monkeypatch):
+    calls = []
+    for call in ("link", "replace", "unlink"):
+        real = getattr(os, call)
+
+        def watched(*args, real=real, **how):
+            real(*args, **how)
+            calls.append(Identity.load(ours.identity_path).peer_id)
+
+        monkeypatch.setattr(os, call, watched)
+    files.import_key(ours, moved, lambda new: PASSPHRASE, force=True)
+    assert len(calls) >= 2
+
+
+def test_a_daemon_that_starts_meanwhile_keeps_its_key(ours, moved):
+    holder = Identity.load(ours.identity_path)
+    own = ours.identity_path.read_bytes()
+
+    def ask(new):
+        holder.lock()
+        return PASSPHRASE
+
+    try:
+        with pytest.raises(Refused, match="in use"):
+            files.import_key(ours, moved, ask, force=True)
+    finally:
+        holder.unlock()
     assert ours.identity_path.read_bytes() == own
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from node.config import NodeConfig, write_atomically
 from node.control.sockets import listener
 from node.core.errors import Refused, UsageFault, writing
-from node.core.home import expanded, sync
+from node.core.home import expanded
 from node.identity.backup import MOST_BYTES, check_passphrase, open_sealed, seal
 from node.identity.keys import Identity
 
@@ -73,18 +73,16 @@ def import_key(ours: NodeConfig, file: Path, ask: Callable[[bool], str], *, forc
     if listener(ours.control_socket) is not None:
         raise Refused("a daemon runs with the key of this home", "tutti stop , then again")
     identity = open_sealed(raw, ask(False))
-    before = None
-    if there:
-        before = path.with_name(f"{path.name}.before-{time.time_ns()}")
-        with writing(before, f"make {path.parent} writable", Refused):
-            os.replace(path, before)
-            sync(path.parent)
-    try:
+    if not there:
         identity.write_new(path)
-    except BaseException:
-        if before is not None:
-            os.replace(before, path)
-        raise
+        return Moved(identity, path)
+    before = path.with_name(f"{path.name}.before-{time.time_ns()}")
+    identity.path = path
+    identity.lock()  # a daemon that starts now does not take the key that leaves
+    try:
+        identity.write_over(path, before)
+    finally:
+        identity.unlock()
     return Moved(identity, path, before)
 
 
