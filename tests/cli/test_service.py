@@ -170,6 +170,11 @@ def test_a_home_in_tmp_is_seen_through_a_private_tmp(machine, monkeypatch):
     assert '"/tmp/tutti-of-a-test"' not in option(text, "ReadWritePaths")
 
 
+def test_a_home_in_tmp_with_a_colon_is_refused(machine):
+    with pytest.raises(UsageFault, match="colon"):
+        text_of(NodeConfig.load({"home": "/tmp/tutti:of-a-test"}, {}))
+
+
 def test_a_service_comes_back_later_and_later_unless_a_person_must_act(ours, machine):
     text = text_of(ours)
     assert option(text, "Restart") == ["on-failure"]

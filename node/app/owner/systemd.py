@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from node.core.errors import ExitCode, LocalFault
+from node.core.errors import ExitCode, LocalFault, UsageFault
 from node.core.home import expanded
 
 CALL_S = 30.0
@@ -92,7 +92,7 @@ class Unit:
     version: int = 0
 
     def text(self) -> str:
-        """Content of the unit file."""
+        """Content of the unit file. Raises UsageFault for a path that it cannot hold."""
         lines = [
             "# Written by  tutti service install , which replaces it.",
             "[Unit]",
@@ -142,11 +142,13 @@ class Unit:
         optional = [f"-{path}" for path in self.writable]
         for path in (str(self.home), *optional):
             # A bind makes a path in /tmp visible to a service that has a /tmp of its own.
-            verb = "BindPaths" if _in_tmp(path) else "ReadWritePaths"
-            lines.append(f"{verb}={_quoted(path)}")
-        lines += [f"BindPaths={_quoted('-' + path)}" for path in self.shared]
+            if _in_tmp(path):
+                lines.append(f"BindPaths={_bound(path)}")
+            else:
+                lines.append(f"ReadWritePaths={_quoted(path)}")
+        lines += [f"BindPaths={_bound('-' + path)}" for path in self.shared]
         hidden = [path for path in self.readable if _in_tmp(path)]
-        lines += [f"BindReadOnlyPaths={_quoted('-' + path)}" for path in hidden]
+        lines += [f"BindReadOnlyPaths={_bound('-' + path)}" for path in hidden]
         return lines
 
 
@@ -164,6 +166,16 @@ def _quoted(text: str) -> str:
     """A word of a list, in quotes."""
     escaped = _specified(text).replace("\\", "\\\\").replace('"', '\\"')
     return '"' + escaped.replace("\n", "\\n").replace("\t", "\\t") + '"'
+
+
+def _bound(path: str) -> str:
+    """A path of a bind, in quotes. A colon would part it from another path."""
+    if ":" in path:
+        raise UsageFault(
+            f"{path} has a colon, which no unit can hold for a path in /tmp",
+            "rename that directory",
+        )
+    return _quoted(path)
 
 
 def _quoted_argument(text: str) -> str:
