@@ -867,6 +867,8 @@ def gauges(s: pb.Snapshot) -> list[Metric]:
             ("replicas", "Live peers of this stage, this one included", s.replicas),
             ("stash_bytes", "Activations kept for backward", s.stash_bytes),
             ("memory_bytes", "Memory used, resident or on the device", s.memory_used),
+            ("memory_planned_bytes", "Memory that the stage is planned to need", s.memory_planned),
+            ("memory_limit_bytes", "Most memory that this peer may take", s.memory_limit),
             ("paused", "1 while this peer is paused, else 0", float(bool(s.paused))),
             (
                 "cells_apart",
