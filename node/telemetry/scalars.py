@@ -1,15 +1,15 @@
 """Event files for TensorBoard: the epochs of a run as curves over its tokens.
 
-Enters: the journal's events of kind ``epoch``. Leaves: event files, one directory for each run and
+Enters: the journal's events of kind ``EPOCH``. Leaves: event files, one directory for each run and
 peer. Never: a wait of the daemon for the disk. The package ``tensorboard`` is an extra, and is
 imported when a peer wants these files.
 """
 
 import contextlib
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from google.protobuf.message import Message
 
@@ -30,7 +30,9 @@ VERSION = "brain.Event:2"
 SUFFIX = ".tutti"
 """End of the names of files that were written here; no others are removed."""
 FILE_BYTES = 16 << 20
-"""A file of this size is followed by another one."""
+"""Most bytes of a file; another one follows it."""
+POINT_BYTES = 1 << 10
+"""More than the records of one epoch take."""
 TOTAL_BYTES = 256 << 20
 """Most bytes of all files of one run and peer. The oldest ones are removed."""
 
@@ -64,8 +66,9 @@ class TensorBoardRecords:
                 f"--tensorboard needs the package tensorboard: {e}",
                 "pip install 'tutti[tensorboard]', or start without --tensorboard",
             ) from e
-        self._events = event_pb2
-        self._summaries = summary_pb2
+        # Their messages are made at run time, so they have no types.
+        self._events: Any = event_pb2
+        self._summaries: Any = summary_pb2
         self._writer = RecordWriter
 
     def head(self, at: float) -> bytes:
@@ -92,8 +95,8 @@ class TensorBoardSink(ThreadedSink):
     """Points of the curves of ``peer``, in event files under ``folder``/RUN-PEER.
 
     At most ``limit`` epochs wait; those that a full disk does not take are gaps in the curves. The
-    files of a run take ``total_bytes`` at most, beside the one that is being written. Raises
-    Refused and OutOfResources if the directory cannot be made.
+    files of a run take ``total_bytes`` at most; the oldest ones are removed. Raises Refused and
+    OutOfResources if the directory cannot be made.
     """
 
     def __init__(
@@ -154,7 +157,8 @@ class TensorBoardSink(ThreadedSink):
         file.write(self._records.scalars(event.at, step, values))
         file.flush()
         self._step = step
-        if file.tell() >= self._file_bytes:
+        # Room for one more point, so that no file is longer.
+        if file.tell() >= self._file_bytes - POINT_BYTES:
             self._finish()
 
     def _open(self, at: float) -> BinaryIO:
@@ -202,9 +206,7 @@ class TensorBoardSink(ThreadedSink):
                 file.close()
 
 
-def sink_for(
-    folder: Path, peer: PeerId, records: Callable[[], Records] = TensorBoardRecords
-) -> TensorBoardSink:
+def sink_for(folder: Path, peer: PeerId) -> TensorBoardSink:
     """The sink of a daemon. Raises UsageFault if the package is not installed, Refused and
     OutOfResources if the directory cannot be made."""
-    return TensorBoardSink(folder, peer, records())
+    return TensorBoardSink(folder, peer, TensorBoardRecords())
