@@ -223,6 +223,9 @@ class NodeSettings:
     record: str = ""
     """File in which the daemon records the events of its state machines, for  tutti replay; empty:
     none. An existing file is kept, and a number added to the name."""
+    tensorboard: str = ""
+    """Directory in which the daemon writes the curves of its run for TensorBoard; empty: none. It
+    needs the package tensorboard."""
 
 
 @dataclass(frozen=True)

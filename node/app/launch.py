@@ -41,7 +41,16 @@ PATIENCE_S = 85.0
 for at most :data:`node.app.peer.KEEP_S`."""
 OWN_PORTS = {"transport.p2p_port": 0, "transport.grpc_port": 0, "transport.announce": ""}
 """Settings that daemons on one machine cannot share, whatever their environment says."""
-NOT_HANDED_ON = ("swarm", "data", "data_hosts", "tokenizer", "weights", "admission")
+NOT_HANDED_ON = (
+    "swarm",
+    "data",
+    "data_hosts",
+    "tokenizer",
+    "weights",
+    "admission",
+    # The curves are those of the run: the parent writes them.
+    "tensorboard",
+)
 """Settings of a parent that are none of its children's."""
 
 

@@ -21,6 +21,7 @@ from node.availability.keeper import AvailabilityKeeper
 from node.config import NodeConfig
 from node.core.clock import Since, SystemClock
 from node.core.errors import LocalFault, NetworkFault, ProtocolMismatch, Refused
+from node.core.home import expanded
 from node.core.ids import PeerId, RunId
 from node.core.memory import most_resident, resident
 from node.core.version import OLDEST_PROTOCOL, PROTOCOL, VERSION, Protocols
@@ -30,8 +31,9 @@ from node.identity.invites import Invite
 from node.identity.keys import Identity
 from node.manifest import Manifest
 from node.reach.standing import Standing
-from node.telemetry.events import Journal
+from node.telemetry.events import Journal, Sink
 from node.telemetry.metrics import Metrics
+from node.telemetry.scalars import sink_for
 from node.telemetry.sinks import JsonlSink, StreamSink
 from node.transport.handshake import Facts
 from node.transport.service import Transport
@@ -50,7 +52,11 @@ class Node(Peer[Assembled]):
     def __init__(
         self, config: NodeConfig, manifest: Manifest | None, invite: Invite | None
     ) -> None:
-        sinks = [
+        identity = Identity.load_or_create(config.identity_path)
+        sinks = list[Sink]()
+        if config.node.tensorboard:
+            sinks.append(sink_for(expanded(config.node.tensorboard), identity.peer_id))
+        sinks += [
             JsonlSink(config.events_path),
             StreamSink(sys.stderr, config.node.log_format, level=config.node.log_level),
         ]
@@ -60,7 +66,7 @@ class Node(Peer[Assembled]):
         self.role = config.node.role
         self.started = time.monotonic()
         self._since = Since(self.clock)
-        self.identity = Identity.load_or_create(config.identity_path)
+        self.identity = identity
         self.name = config.node.name or self.identity.name
         self.journal.names.learn(self.identity.peer_id, self.name)
         self.metrics = Metrics()

@@ -23,7 +23,7 @@ from node.control.words import lasting
 from node.coordinator.presence import LEAVING
 from node.coordinator.service import Training
 from node.coordinator.vitals import Life
-from node.core.ids import ENDS, CellId, PeerId, short, stage_name
+from node.core.ids import ENDS, CellId, PeerId, RunId, short, stage_name
 from node.core.journey import Losses, Plan
 from node.core.numbers import human
 from node.core.version import VERSION
@@ -35,7 +35,8 @@ from node.manifest import Manifest
 from node.outer.service import CellMeetings, CellTally
 from node.scheduler.costs import Costs
 from node.scheduler.reasons import reasons
-from node.telemetry.history import History
+from node.telemetry.events import EPOCH
+from node.telemetry.history import EpochLine, History
 from node.transport.port import PeerLink
 from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
@@ -602,8 +603,10 @@ class SnapshotBuilder:
             s.loss_first = known = config.reference(m.run_id)
         seconds = self.tally.planned(plan, time.monotonic())
         repeated = self._rounds_repeated()
-        self._history.planned(plan, seconds, max(0, repeated - self._repeated))
+        line = self._history.planned(plan, seconds, max(0, repeated - self._repeated))
         self._repeated = repeated
+        if line is not None and m is not None:
+            self._tell_epoch(line, m.run_id)
         if s.loss_first and not known and m is not None:
             keep = asyncio.to_thread(config.keep_reference, m.run_id, s.loss_first)
             self._d.tasks.spawn(keep, "reference loss")
@@ -611,6 +614,22 @@ class SnapshotBuilder:
             self._d.metrics.epoch_seconds.observe(seconds)
         if m is not None and m.outer.windows:
             self._cell.planned(plan, m.outer.window_s, self._d.clock.wall())
+
+    def _tell_epoch(self, line: EpochLine, run_id: RunId) -> None:
+        """Report an epoch to the sinks of curves."""
+        self._d.journal.emit(
+            "daemon",
+            EPOCH,
+            f"epoch {line.epoch} ended with {line.tokens} tokens and a loss of {line.loss:.3f}",
+            "debug",
+            run=run_id,
+            epoch=line.epoch,
+            tokens=line.tokens,
+            loss=line.loss,
+            loss_val=line.loss_val,
+            seconds=line.seconds,
+            tokens_per_s=self.tally.shown.tokens_per_s,
+        )
 
     async def keep_telling(self) -> None:
         """Report this peer's activity in the journal for ever: at once when it changes, and now and
@@ -867,6 +886,8 @@ def gauges(s: pb.Snapshot) -> list[Metric]:
             ("replicas", "Live peers of this stage, this one included", s.replicas),
             ("stash_bytes", "Activations kept for backward", s.stash_bytes),
             ("memory_bytes", "Memory used, resident or on the device", s.memory_used),
+            ("memory_planned_bytes", "Memory that the stage is planned to need", s.memory_planned),
+            ("memory_limit_bytes", "Most memory that this peer may take", s.memory_limit),
             ("paused", "1 while this peer is paused, else 0", float(bool(s.paused))),
             (
                 "cells_apart",

@@ -22,6 +22,9 @@ from node.core.names import Names
 LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 MAX_TEXT = 2_000
 MAX_LINE = 64 * 1024
+EPOCH = "epoch-reported"
+"""Kind of the event by which every peer reports an epoch to sinks of curves. Only the leader has
+the details, in ``epoch-committed``."""
 
 
 @dataclass(frozen=True, slots=True)

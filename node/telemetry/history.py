@@ -74,18 +74,21 @@ class History:
         self._micro_batches = Counter[tuple[PeerId, int]]()
         self._epochs = Counter[tuple[PeerId, int]]()
 
-    def planned(self, plan: Plan, seconds: float = 0.0, repaired: int = 0) -> None:
+    def planned(self, plan: Plan, seconds: float = 0.0, repaired: int = 0) -> EpochLine | None:
         """Take a plan, which reports on the epoch before it. ``seconds``: duration of that epoch, 0
-        for unknown; ``repaired``: its repeated rounds that this peer saw."""
+        for unknown; ``repaired``: its repeated rounds that this peer saw. Returns the line of that
+        epoch; None if the plan reports on none, or on one that was told already."""
+        line = None
         before = self._plan
         if before is not None and before[0] != plan.cell_id:
             before = None
         if before is not None and plan.epoch == before[1] + 1:
             self._count()
         if before is None or plan.epoch != before[1]:
-            self._goes_on(plan, seconds, repaired)
+            line = self._goes_on(plan, seconds, repaired)
         self._plan = (plan.cell_id, plan.epoch, plan.tokens)
         self._given = _given(plan)
+        return line
 
     def after(self, epoch: int, edition: int) -> list[EpochLine]:
         """Lines above ``epoch``, oldest first; all lines for a reader of another edition."""
@@ -101,8 +104,9 @@ class History:
             for (peer, stage), count in self._micro_batches.most_common(most)
         ]
 
-    def _goes_on(self, plan: Plan, seconds: float, repaired: int) -> None:
-        """Add the line of the epoch that led to ``plan``."""
+    def _goes_on(self, plan: Plan, seconds: float, repaired: int) -> EpochLine | None:
+        """Add the line of the epoch that led to ``plan``, and return it; None at the beginning of
+        a run."""
         lines = self._lines
         if lines and lines[-1].epoch >= plan.epoch:
             # The swarm went back, or this peer came into another cell.
@@ -110,14 +114,16 @@ class History:
             while lines and lines[-1].epoch >= plan.epoch:
                 lines.pop()
         if plan.epoch == 0 or plan.tokens == 0:
-            return
+            return None
         held_out = 0.0
         if plan.loss_val != self._held_out:
             held_out = plan.loss_val
             self._held_out = plan.loss_val
-        lines.append(EpochLine(plan.epoch, plan.tokens, plan.loss, held_out, seconds, repaired))
+        line = EpochLine(plan.epoch, plan.tokens, plan.loss, held_out, seconds, repaired)
+        lines.append(line)
         if len(lines) > MOST_LINES:
             self._thin()
+        return line
 
     def _thin(self) -> None:
         """Put the older lines together, two at a time."""

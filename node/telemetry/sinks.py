@@ -18,7 +18,7 @@ from typing import TextIO
 from node.telemetry.events import LEVELS, Event
 
 
-class _Threaded:
+class ThreadedSink:
     """A bounded queue and the one thread that empties it through :meth:`_write`."""
 
     def __init__(self, name: str, limit: int, level: str) -> None:
@@ -90,7 +90,7 @@ class _Threaded:
         """Release the thread's resources."""
 
 
-class JsonlSink(_Threaded):
+class JsonlSink(ThreadedSink):
     """One JSON object a line, appended to ``path`` (0600).
 
     When the file would pass ``max_bytes`` it becomes ``path.1``, that one ``path.2``, up to
@@ -151,7 +151,7 @@ class JsonlSink(_Threaded):
             self._fd = None
 
 
-class StreamSink(_Threaded):
+class StreamSink(ThreadedSink):
     """Lines for a terminal or a service manager. ``form``: "json" for one object a line; "text" and
     "auto" for lines that people read."""
 

@@ -145,16 +145,18 @@ def text_of(ours: NodeConfig, version: int = 255, **wanted) -> str:
 def test_the_home_alone_can_be_written(ours, machine, tmp_path, monkeypatch):
     monkeypatch.setattr(systemd, "_in_tmp", lambda path: False)
     ours.home.mkdir()
-    (ours.home / "config.toml").write_text(f'record = "{tmp_path}/recordings/m.rec"\n')
+    (ours.home / "config.toml").write_text(
+        f'record = "{tmp_path}/recordings/m.rec"\ntensorboard = "{tmp_path}/curves"\n'
+    )
     ours = NodeConfig.load({"home": ours.home}, {})
     text = text_of(ours, writable=(str(tmp_path / "models"),))
     for line in ("ProtectSystem=strict", "PrivateTmp=yes", "NoNewPrivileges=yes", "UMask=0077"):
         assert line in text.splitlines()
     writable = option(text, "ReadWritePaths")
     assert writable[0] == f'"{ours.home}"'
-    assert {f'"-{tmp_path / name}"' for name in ("models", "recordings", "cache/tutti")} == set(
-        writable[1:]
-    )
+    assert {
+        f'"-{tmp_path / name}"' for name in ("models", "recordings", "curves", "cache/tutti")
+    } == set(writable[1:])
     assert option(text, "RestrictAddressFamilies") == ["AF_UNIX AF_INET AF_INET6 AF_NETLINK"]
     assert option(text, "SystemCallFilter") == ["@system-service"]
     bare = text_of(ours, confined=False)

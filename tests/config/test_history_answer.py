@@ -8,21 +8,21 @@ from node.app.snapshot import SnapshotBuilder
 from node.config import NodeConfig
 from node.core.clock import SystemClock
 from node.core.journey import UNKNOWN, Hop, Path
-from node.core.names import Names
 from node.manifest import Manifest
+from node.telemetry.events import EPOCH, Journal
+from node.telemetry.scalars import TAGS
 
 
 def builder(tmp_path, manifest: Manifest | None) -> SnapshotBuilder:
-    names = Names()
-    names.learn("A" * 6, "brisk-otter")  # pyright: ignore[reportArgumentType]
     daemon: Any = SimpleNamespace(
-        journal=SimpleNamespace(names=names),
+        journal=Journal(),
         manifest=manifest,
         config=NodeConfig.load({"home": tmp_path}, {}),
         assembled=None,
         clock=SystemClock(),
         metrics=SimpleNamespace(epoch_seconds=SimpleNamespace(observe=lambda seconds: None)),
     )
+    daemon.journal.names.learn("A" * 6, "brisk-otter")
     return SnapshotBuilder(daemon)
 
 
@@ -65,3 +65,20 @@ async def test_a_daemon_tells_what_each_stage_of_its_run_needs(tmp_path):
     demands = stage_demands(NodeConfig.load({"home": tmp_path}, {}), manifest)
     assert found == [nbytes + PROCESS for nbytes in demands.values()]
     assert len(found) == manifest.pipeline.stages + 1
+
+
+def test_a_daemon_reports_each_epoch_to_its_sinks_once(tmp_path):
+    manifest = Manifest.default_demo()
+    made = builder(tmp_path, manifest)
+    made.tally.shown.loss_first = 2.0
+    for epoch in (0, 1, 1, 2):
+        made.planned(plan(epoch))
+    told = [event for event in made._d.journal.recent() if event.kind == EPOCH]
+    assert [(e.fields["epoch"], e.fields["tokens"]) for e in told] == [(1, 100), (2, 200)]
+    assert {e.fields["run"] for e in told} == {manifest.run_id}
+    assert {e.level for e in told} == {"debug"}
+    fields = told[-1].fields
+    assert fields.keys() >= TAGS.keys()
+    assert fields["loss"] == 2.0
+    assert fields["seconds"] > 0
+    assert fields["tokens_per_s"] > 0

@@ -58,6 +58,7 @@ PLANTED = {
     "hivemind": ("node/pipeline/planted.py", "import hivemind.p2p\n"),
     "hivemind: not all of transport": ("node/transport/planted.py", "from hivemind import P2P\n"),
     "optimizers": ("node/stage/planted.py", "import pytorch_optimizer\n"),
+    "tensorboard": ("node/app/planted.py", "import tensorboard\n"),
     "plots": ("node/stage/planted.py", "from matplotlib.figure import Figure\n"),
     "libp2p": ("node/control/planted.py", "import libp2p\n"),
     "click": ("node/control/planted.py", "import click\n"),

@@ -2,6 +2,7 @@
 
 import json
 import urllib.request
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -15,11 +16,14 @@ from node.identity.invites import Invite
 
 pytestmark = pytest.mark.swarm
 EPOCHS = 100
+CURVES = find_spec("tensorboard") is not None
 
 
 @pytest.fixture(scope="module")
 def swarm(box):
     peers = box.swarm((1, 2, 2), training__epochs=EPOCHS)
+    if CURVES:
+        peers[-1] = box.member(2, "1", "--tensorboard", str(box.root / "curves"))
     box.start(*peers)
     return box
 
@@ -134,6 +138,27 @@ def test_all_epochs_are_trained_and_the_loss_falls(swarm):
     assert 0 < ends.loss_val < ends.loss_first - 0.5
     assert {p.status().epoch for p in peers} == {EPOCHS}
     swarm.digests_equal()
+
+
+@pytest.mark.skipif(not CURVES, reason="the extra tensorboard is not installed")
+def test_a_peer_without_ends_writes_the_curves_of_the_run(swarm):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    last = swarm.made["stage-2-1"].status()
+    assert last.state == "finished"
+
+    def read():
+        (folder,) = (swarm.root / "curves").iterdir()
+        curves = EventAccumulator(str(folder)).Reload()
+        return curves if curves.Scalars("loss/training")[-1].step == last.tokens else None
+
+    curves = swarm.wait("the last point", read)
+    points = curves.Scalars("loss/training")
+    assert len(points) > EPOCHS // 2
+    assert points[-1].value == pytest.approx(last.loss, rel=1e-6)
+    assert points[-1].value < points[0].value - 0.5
+    assert curves.Scalars("loss/held_out")[-1].value == pytest.approx(last.loss_val, rel=1e-6)
+    assert all(point.value > 0 for point in curves.Scalars("speed/tokens_per_second"))
 
 
 def test_a_peer_without_ends_lets_an_ends_peer_run_the_passes(swarm):

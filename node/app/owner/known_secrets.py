@@ -64,6 +64,7 @@ def secrets_of(ours: NodeConfig) -> tuple[dict[str, str], dict[str, str]]:
         if _SENSITIVE.search(variable) and len(value) >= 6 and not value.isdigit():
             known[value] = "token"
     places = [ours.node.data, ours.node.tokenizer, ours.node.weights, ours.node.record]
+    places.append(ours.node.tensorboard)
     runs = list(_runs(ours))
     places += [ours.node.swarm, *_sources(runs)]
     hosts = [*ours.node.data_hosts, *ours.transport.announce]

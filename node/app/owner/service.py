@@ -32,7 +32,7 @@ from node.identity.invites import is_invite
 
 STOP_S = 2 * PATIENCE_S
 """Seconds that a daemon has to end: it writes its own checkpoint, then waits for its children."""
-_PATHS = ("data", "tokenizer", "weights", "record", "swarm")
+_PATHS = ("data", "tokenizer", "weights", "record", "tensorboard", "swarm")
 """Settings that are paths, relative to the directory of the shell."""
 _XDG = ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_CACHE_HOME")
 _PROPERTIES = (
@@ -99,6 +99,8 @@ def unit_of(
     writable = [_directory(path) for path in wanted.writable]
     if ours.node.record:
         writable.append(os.path.dirname(_absolute(ours.node.record)))
+    if ours.node.tensorboard:
+        writable.append(_absolute(ours.node.tensorboard))
     writable += [str(user_dir("cache")), *_socket_directory(ours)]
     readable = [str(Path(PROGRAM).parent), sys.prefix, sys.base_prefix]
     readable += [_absolute(word) for word in words if word.startswith("/")]

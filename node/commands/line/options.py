@@ -165,6 +165,12 @@ run_settings = several(
         metavar="FILE",
         help="Record the state machines, for a bug report: tutti replay.",
     ),
+    option(
+        "--tensorboard",
+        type=Place("dir"),
+        metavar="DIR",
+        help="Write the curves of the run for TensorBoard there.",
+    ),
     config,
     settings,
 )
