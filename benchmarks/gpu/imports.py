@@ -23,9 +23,11 @@ APART = (
     "node.control.observer",
     "node.local.worker",
     "node.serve.app",
+    "node.serve.loopback",
     "node.serve.command",
     "node.tui.app",
     "node.web.app",
+    "node.web.door",
     "node.web.command",
 )
 """Modules that need what no daemon loads (py-libp2p, textual, starlette), or that are a program."""
