@@ -1,5 +1,5 @@
-"""Names of the benchmarks, one a line: ``python -m benchmarks [NAME]``. With a name, that one; the
-exit code is 1 if there is no such benchmark.
+"""Names of the benchmarks, one a line: ``python -m benchmarks [NAME]``. With a NAME it prints this
+one. The exit code is 1 if there is no such benchmark.
 
 A benchmark is a module ``benchmarks.NAME`` with a ``main``, or a package with its parts and a
 ``__main__``.

@@ -53,7 +53,7 @@ LOADED = ("benchmarks", "node", "protos", "testbed", "tests")
 FAILED = 1
 """Exit code of pytest with a failure."""
 BROKEN = 2
-"""Exit code of pytest whose tests could not be loaded."""
+"""Exit code of pytest if it could not load the tests."""
 
 
 @dataclass(frozen=True)

@@ -73,7 +73,8 @@ class PauseSwarm:
         self._in_a_plan(3, 0.0)
 
     def _in_a_plan(self, members: int, since: float) -> float:
-        """Wait for a plan of the leader with so many members, and return its time."""
+        """Wait for a plan with ``members`` members that was made after ``since``. Returns its time,
+        in seconds of the wall clock."""
 
         def found() -> float | None:
             plans = [e for e in self.ends.told() if e.kind == PLANNED and e.at > since]

@@ -39,7 +39,7 @@ LOOK_S = 0.5
 SETTLE_S = 20.0
 SETTLED_MIB = 5.0
 """A daemon whose memory grows by less in :data:`SETTLE_S` has taken what its own work needs."""
-SETTLE_MOST_S = 240.0
+SETTLE_MOST_S = 120.0
 WEIGH_S = 2.5
 """Seconds between two looks at the memory: each takes some milliseconds for every daemon."""
 RIPE_S = 45.0

@@ -46,9 +46,8 @@ if TYPE_CHECKING:
     from node.model.device import Device
 
 KERNELS = 112 << 20
-"""Bytes of main memory of the kernels that libraries of torch compile for the shapes they meet, and
-keep: 42 MiB after the trials by which a machine's kernels are chosen, and as much again for the
-shapes of a stage."""
+"""Bytes of main memory of compiled kernels, which torch's libraries keep for each shape: 42 MiB
+after the trials of kernels, and as much again for the shapes of a stage."""
 PROCESS = 416 << 20
 """Bytes of main memory of a daemon and its p2pd without a stage, where they cannot be measured."""
 AMPLE = 1 << 60

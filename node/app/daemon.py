@@ -313,7 +313,7 @@ class Daemon(Node):
             self.availability.failed(str(e))
 
     async def _put_away(self, presence: Presence) -> bool:
-        """Leave the swarm's plan, write what is committed, and give the stage's memory back. The
+        """Leave the swarm's plan, write the committed state, and give the stage's memory back. The
         key, the ports, the connections and the directory stay. Return False if this peer leaves for
         another reason."""
         began = time.monotonic()
@@ -385,8 +385,8 @@ class Daemon(Node):
         await asyncio.wait({goodbye, end})
 
     async def _give_stage_up(self) -> bool:
-        """End everything that belongs to the stage. What is committed is on the disk afterwards;
-        return False if it could not be written."""
+        """End everything that belongs to the stage, and write its committed state. Return False if
+        that failed."""
         kept = True
         a = self.assembled
         if a is not None:

@@ -48,7 +48,7 @@ NOT_HANDED_ON = (
     "tokenizer",
     "weights",
     "admission",
-    # The curves are those of the run: the parent writes them.
+    # The parent writes the curves of the run.
     "tensorboard",
 )
 """Settings of a parent that are none of its children's."""

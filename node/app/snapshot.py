@@ -57,7 +57,7 @@ NEWS_S = 5.0
 FULL = 16 << 20
 """Bytes: a disk that has less is full."""
 WORKERS = 256
-"""Places, each one peer at one stage, whose work an answer about the history names."""
+"""Most peers in an answer about the history, each with its work at one stage."""
 MEASURE_S = 5.0
 """Seconds between two looks at the numbers of the metrics page."""
 

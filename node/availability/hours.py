@@ -13,8 +13,8 @@ _STEP = 'write such as "22-07", "22:30-07:15" or "22-07,12-13"'
 
 @dataclass(frozen=True, slots=True)
 class Hours:
-    """Spans of a day as (begin, end), in minutes since midnight. A span whose end is before its
-    begin goes over midnight. ``said``: the text that they were read from."""
+    """Spans of a day as (begin, end), in minutes since midnight. A span that ends before it
+    begins goes over midnight. ``said``: the text that they were read from."""
 
     spans: tuple[tuple[int, int], ...]
     said: str

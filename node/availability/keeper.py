@@ -67,7 +67,7 @@ class AvailabilityKeeper:
         self._journal = journal
         self._clock = clock
         self.measures = ""
-        """What is measured, for people; empty if nothing is."""
+        """The measured signs of use, for people; empty for none."""
         self._usage = usage
         if usage is None and (self.rules.idle_s or self.rules.load_limit):
             meter = UsageMeter(idle=bool(self.rules.idle_s), load=bool(self.rules.load_limit))

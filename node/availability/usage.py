@@ -1,7 +1,7 @@
 """Signs that somebody uses this machine: keyboard and mouse, other programs on the GPU, other load.
 
 Enters: access times of terminals, logind's sessions, NVML's list of processes, the counters of
-processor time. Leaves: a :class:`Usage`, and a sentence that says what is measured. Never: what was
+processor time. Leaves: a :class:`Usage`, and a sentence about the measured signs. Never: what was
 typed, or a window's title. Everything blocks for some milliseconds.
 
 * **Terminals**: the access time of ``/dev/tty*`` and ``/dev/pts/*``, as ``w`` shows it. The kernel
@@ -80,7 +80,7 @@ class UsageMeter:
         """Seconds of all other programs, their own time and this daemon's, at the last look."""
 
     def sources(self) -> str:
-        """What is measured on this machine, for people; empty for nothing."""
+        """The signs that can be measured on this machine, for people; empty for none."""
         found: list[str] = []
         if self._idle:
             found.append("terminals (access times, as w shows them)")

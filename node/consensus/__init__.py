@@ -1,5 +1,5 @@
-"""Agreement of the peers of a cell: who leads, whose votes commit a version, which plans may be
-followed. Pure.
+"""Agreement of the peers of a cell: its leader, the votes that commit a version, the plans that
+may be followed. Pure.
 
 Enters: sightings of peers, signed statements, plans as proposals.
 Leaves: a leader, quorum certificates, reasons against a plan.

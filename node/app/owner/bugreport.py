@@ -200,7 +200,7 @@ class Collector:
             self.report.entries.append(Entry(name, about, text, count))
 
     def _daemon(self) -> None:
-        """State and metrics of the daemon that runs here; without one what is known of the last."""
+        """State and metrics of the daemon that runs here, or the last words of the one before."""
         try:
             client = ControlClient(self._ours.control_socket, CALL_S, self._ours.home)
         except LocalFault:
@@ -401,7 +401,7 @@ def _recording(ours: NodeConfig) -> Path | None:
 
 
 def _end_of(path: Path, most: int) -> str:
-    """The last whole lines of a file, at most so many bytes. Raises OSError."""
+    """The last whole lines of a file, ``most`` bytes at most. Raises OSError."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - most))

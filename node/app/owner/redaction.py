@@ -27,7 +27,7 @@ _IPV6 = re.compile(
     r"[0-9a-f]{0,4}(?::[0-9a-f]{0,5}){2,9}(?:\.[0-9.]+)?(?![\w:])",
     re.IGNORECASE,
 )
-"""Also with a port of five digits behind it: :func:`_address_in` looks at what was found."""
+"""Also with a port of five digits behind it: :func:`_address_in` decides on each match."""
 _BRACKET = re.compile(r"%5([BD])", re.IGNORECASE)
 """A bracket as a URI has it: gRPC writes ipv6:%5B::1%5D:50051."""
 _HOST = re.compile(

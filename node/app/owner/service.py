@@ -279,7 +279,7 @@ def restart(ours: NodeConfig) -> None:
 
 
 def checked(ours: NodeConfig) -> tuple[str, str]:
-    """(what is, what to do; "" for nothing) of the service of this home, for ``tutti doctor``."""
+    """(state, next step or "") of the service of this home, for ``tutti doctor``."""
     if sys.platform != "linux" or not (booted() or in_wsl()):
         return "no systemd here, so no service", ""
     try:

@@ -178,7 +178,7 @@ def set_value(file: Path, name: str, text: str) -> Changed:
     name = named(name)
     raw = from_text(text, KNOWN[name])
     checked_setting(name, raw)
-    value = raw  # not what it means in bytes a second, but what the user wrote
+    value = raw  # the user's own words, not their bytes a second
     section, _, key = name.rpartition(".")
     with _edited(file) as document:
         table = document

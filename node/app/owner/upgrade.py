@@ -1,10 +1,10 @@
-"""``tutti upgrade --check``: compares this version with those of a package index. One request, and
-only when the user asks. Enters: the address of an index. Leaves: versions, and the commands of an
-update. Never: an update, or a word to anybody without being asked.
+"""``tutti upgrade --check``: a comparison of this version with the versions of a package index.
+One request, and only when the user asks. Enters: the address of an index. Leaves: versions, and the
+commands of an update. Never: an update, or a word to anybody without being asked.
 
 Names in an index are given to whoever comes first, so a package of this name proves nothing. The
-index lists the hash of each wheel's metadata (PEP 714). If that of the version here is the hash of
-the metadata that is installed here, both are of one project.
+index lists the hash of each wheel's metadata (PEP 714). Both are of one project if the hash of this
+version there is the hash of the installed metadata.
 """
 
 import asyncio

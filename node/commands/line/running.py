@@ -1,4 +1,5 @@
-"""From a command line to an exit code: runs the command, and shows every fault on stderr."""
+"""The run of one command: a command line enters, an exit code leaves, and every fault is shown on
+stderr."""
 
 from __future__ import annotations
 

@@ -48,8 +48,8 @@ def config(flags: Mapping[str, Any]) -> NodeConfig:
 
 
 def client(ours: NodeConfig | None = None) -> ControlClient:
-    """The daemon of ``ours``; without it of the home named, whose settings are then not read: that
-    would take as long as asking. Raises NotRunning."""
+    """A client of the daemon of ``ours``. Without ``ours`` it is the daemon of the named home, and
+    no settings are read, which would take as long as the question. Raises NotRunning."""
     from node.control.client import ControlClient
     from node.core.home import control_socket, home_named, user_dir
 
@@ -73,5 +73,5 @@ def print_json(document: Any) -> None:
 
 
 def bold() -> bool:
-    """Return True if stdout is a terminal whose user wants colour."""
+    """Return True if stdout is a terminal and its user wants colour."""
     return sys.stdout.isatty() and "NO_COLOR" not in os.environ

@@ -85,7 +85,7 @@ class VerbGroup(_Described, click.Group):
 
 
 class Argument(click.Argument):
-    """An argument whose help also has its default, or says that it is required."""
+    """An argument with its default in its help, or with the word "required"."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
         metavar, text = super().get_help_record(ctx)

@@ -107,7 +107,7 @@ def _passphrase(file: str, new: bool) -> str:
         return passphrase_from(file)
     if not sys.stdin.isatty():
         raise UsageFault("a passphrase is needed", "--passphrase-file FILE , - for stdin")
-    with interrupts.raising():  # the terminal shows what is typed again
+    with interrupts.raising():  # the terminal shows typed letters again
         said = getpass.getpass("Passphrase: ")
         if new and said != getpass.getpass("Once more: "):
             raise UsageFault("the two passphrases differ", "try again; nothing was written")
