@@ -1,5 +1,6 @@
 """Inconsistent plans meet an objection, whoever signed them."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -8,7 +9,7 @@ from node.consensus.rules import Read, Rules
 from node.core.errors import Refused
 from node.core.ids import CellId, PeerId
 from node.core.journey import Electorate, Hop, Partner, Path, Plan, PlanMember, Window
-from node.epoch.plan_validation import MOST_PARTNERS, MOST_WITHIN_S, objection
+from node.epoch.plan_validation import MOST_PARTNERS, MOST_WITHIN_S, objection, of_paths
 from node.pipeline.settings import PipelineSettings
 from node.scheduler.settings import SchedulerSettings
 
@@ -80,6 +81,43 @@ def test_what_a_leader_plans_is_followed(plan: Plan) -> None:
 )
 def test_what_no_leader_plans_is_refused(plan: Plan, why: str) -> None:
     assert why in says(plan)
+
+
+OTHER = PeerId("other ends")
+TWO_STAGES = PipelineSettings(stages=2, micro_batch=1, may_skip=0.5)
+SKIPPING = SchedulerSettings(skip=0.5)
+
+
+def by_two_stages(stages: Sequence[int], origins: Sequence[PeerId] = (E, OTHER)) -> str:
+    """The objection to paths over one stage each in a run that leaves out one of its two. Both ends
+    peers are equally fast."""
+    peers = {1: S, 2: T}
+    paths = tuple(
+        Path(i, origin, (i,), (Hop(stage, peers[stage]),))
+        for i, (stage, origin) in enumerate(zip(stages, origins, strict=True))
+    )
+    members = (
+        PlanMember(E, 0, 1.0),
+        PlanMember(OTHER, 0, 1.0),
+        PlanMember(S, 1, 1.0),
+        PlanMember(T, 2, 1.0),
+    )
+    plan = replace(PLAN, members=members, paths=paths)
+    return of_paths(plan, TWO_STAGES, SKIPPING, len(paths))
+
+
+def test_paths_that_keep_the_promises_of_the_run_are_followed() -> None:
+    assert by_two_stages((1, 2)) == ""
+
+
+def test_paths_that_break_a_promise_of_the_run_are_refused() -> None:
+    assert "share visits" in by_two_stages((1, 1))
+
+
+def test_ends_peers_that_start_other_shares_than_their_speeds_say_are_refused() -> None:
+    fair = (E, OTHER, E, OTHER)
+    assert by_two_stages((1, 2, 1, 2), fair) == ""
+    assert by_two_stages((1, 2, 1, 2), (E, E, E, OTHER)) != ""
 
 
 @pytest.mark.parametrize("owners", [{"w": S}, {}, {"w": S, "b": E}, {"w": S, "b": T}])

@@ -8,9 +8,9 @@ import pytest
 from node.core.ids import PeerId
 from node.core.journey import Version
 from node.epoch import events as ev
-from node.epoch.leader.roster import CEILING, Roster, majority
+from node.epoch.leader.roster import CEILING, FORGIVE_AFTER, Roster, majority
 from node.epoch.pace import ALL_OWN
-from node.scheduler.costs import LinkCost, Measured
+from node.scheduler.costs import NOTHING, LinkCost, Measured
 
 A, B, C, D = (PeerId(p) for p in "ABCD")
 
@@ -53,6 +53,23 @@ def test_a_claimed_speed_is_bounded_by_what_neighbours_see(
     assert r.speed(A) == pytest.approx(speed)
     if B in r.candidates:
         assert r.speed(B) == pytest.approx(r.candidates[B].speed), "it is honest"
+
+
+def test_measurements_of_a_peer_that_got_no_work_for_long_are_out_of_date() -> None:
+    costs = Measured(forward_s=2.0)
+    r = Roster(2)
+    for peer in (A, B):
+        r.hear(ev.Heartbeat(peer, 1, Version(0), "d", 3.0, costs=costs), 0.0)
+    for _ in range(FORGIVE_AFTER - 1):
+        r.worked({A, B}, {B})
+    assert r.measured() == {A: costs, B: costs}
+    assert r.speed(A) == 3.0
+    r.worked({A, B}, {B})
+    assert r.measured() == {A: NOTHING, B: costs}
+    assert r.speed(A) == 0.0, "it is tried again"
+    assert r.speed(B) == 3.0
+    r.worked({A, B}, {A, B})
+    assert r.measured() == {A: costs, B: costs}
 
 
 def test_most_voices_win_and_ties_go_to_the_smallest_peer() -> None:
