@@ -90,10 +90,14 @@ class Reading:
         self.used = now
 
     def behind(self, within_s: float, now: float) -> bool:
+        """Return True if this reader begins anew, or is slow."""
+        return self.again or self.slow(within_s, now)
+
+    def slow(self, within_s: float, now: float) -> bool:
         """Return True if this reader will not have read everything ``within_s`` seconds after its
         beginning at the pace that it has kept so far."""
         elapsed = now - self.began - GRACE_S
-        return self.again or (not self.done and elapsed * self.total > self.got * within_s)
+        return not self.done and elapsed * self.total > self.got * within_s
 
     def over(self, idle_s: float, now: float) -> bool:
         """Return True if the reader takes nothing any more: it used the snapshot ``idle_s`` ago."""
@@ -347,7 +351,7 @@ class Pins:
             peer
             for pin in self._pins.values()
             for peer, reading in pin.readings.items()
-            if not pin.readers and reading.got and reading.behind(SHARE * self._within_s(pin), now)
+            if not pin.readers and reading.got and reading.slow(SHARE * self._within_s(pin), now)
         }
 
     @staticmethod

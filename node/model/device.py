@@ -205,7 +205,7 @@ def set_threads(threads: int) -> None:
     not a percentage.
     """
     torch.set_num_threads(threads or resources.cores())
-    prefer_faster()
+    prefer_faster(torch.get_num_threads())
 
 
 def _absent(wanted: str, there: int) -> OutOfResources:

@@ -27,9 +27,25 @@ AS_EXACT = 2.0
 _USUAL, _ONEDNN = "none", "bf16"
 
 
-def prefer_faster() -> bool:
-    """Choose the library for all fp32 products of this process on its CPU, by some 20 ms of
-    measurements; call it when the number of threads is set. Return True if it is oneDNN."""
+_chosen: dict[int, bool] = {}
+"""True for oneDNN, by number of threads."""
+
+
+def prefer_faster(threads: int) -> bool:
+    """Choose the library for all fp32 products of this process on its CPU, where torch has
+    ``threads`` threads: by some 40 ms of measurements, once for each number. Return True if it is
+    oneDNN."""
+    if threads not in _chosen:
+        _chosen[threads] = _onednn_is_better()
+    settings = _settings()
+    settings.fp32_precision = _USUAL
+    if _chosen[threads]:
+        settings.fp32_precision = _ONEDNN
+    return _chosen[threads]
+
+
+def _onednn_is_better() -> bool:
+    """Try both libraries; the choice of one is the caller's."""
     if not torch.backends.mkldnn.is_available():
         return False
     settings = _settings()
@@ -49,11 +65,7 @@ def prefer_faster() -> bool:
             took.append(time.perf_counter() - began)
             errors[library] = _error(products, truth)
     exact = errors[_ONEDNN] <= AS_EXACT * errors[_USUAL]
-    if exact and median(seconds[_USUAL]) >= GAIN * median(seconds[_ONEDNN]):
-        settings.fp32_precision = _ONEDNN
-        return True
-    settings.fp32_precision = _USUAL
-    return False
+    return exact and median(seconds[_USUAL]) >= GAIN * median(seconds[_ONEDNN])
 
 
 def by_onednn() -> bool:
@@ -65,12 +77,19 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x W^T + b, [..., inputs] to [..., outputs]. A single row outside of training is left to the
     usual library, which is as fast there: the memory is the limit."""
     alone = x.numel() == x.shape[-1] and not torch.is_grad_enabled()
-    if not (alone and x.dtype is torch.float32 and x.device.type == "cpu" and by_onednn()):
+    if not alone or not _in_fp32(x, weight) or not by_onednn():
         return F.linear(x, weight, bias)
     row = torch.mv(weight, x.reshape(-1))
     if bias is not None:
         row += bias
     return row.reshape(*x.shape[:-1], -1)
+
+
+def _in_fp32(x: Tensor, weight: Tensor) -> bool:
+    """Return True if a product on the CPU is computed in fp32."""
+    kinds = (x.dtype, weight.dtype)
+    fp32 = kinds == (torch.float32, torch.float32) and not torch.is_autocast_enabled("cpu")
+    return fp32 and x.device.type == "cpu"
 
 
 def _settings() -> Any:

@@ -168,6 +168,16 @@ def test_a_snapshot_is_held_for_a_reader_that_waits_for_another_donor(donor: Don
     assert donor.held() == [1]
 
 
+def test_a_reader_that_begins_anew_is_no_nibbler(donor: Donor) -> None:
+    pin = donor.describe("reader", 1)
+    assert pin is not None
+    donor.read("reader", pin)
+    donor.describe("reader", 1)
+    donor.read("reader", pin, 0.5)
+    donor.now += BEHIND_S + 1
+    assert donor.held() == [1]
+
+
 def test_a_snapshot_is_held_while_a_slow_reader_takes_a_message(donor: Donor) -> None:
     pin = donor.describe("reader", 1)
     assert pin is not None

@@ -81,7 +81,7 @@ def test_the_limit_of_a_control_group_counts(monkeypatch):
 
 def test_the_number_of_threads_is_set(monkeypatch):
     chosen: list[int] = []
-    monkeypatch.setattr(devices, "prefer_faster", lambda: chosen.append(torch.get_num_threads()))
+    monkeypatch.setattr(devices, "prefer_faster", chosen.append)
     for threads, found in ((0, resources.cores()), (1, 1)):
         set_threads(threads)
         assert torch.get_num_threads() == found

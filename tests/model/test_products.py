@@ -16,7 +16,11 @@ SETTINGS: Any = torch.backends.mkldnn.matmul
 @pytest.fixture(autouse=True)
 def usual_library() -> Iterator[None]:
     before = SETTINGS.fp32_precision
+    chosen = dict(products._chosen)
+    products._chosen.clear()
     yield
+    products._chosen.clear()
+    products._chosen.update(chosen)
     SETTINGS.fp32_precision = before
 
 
@@ -38,20 +42,20 @@ def test_onednn_is_chosen_where_it_is_faster(
 ) -> None:
     monkeypatch.setattr(products, "time", Clock(times))
     monkeypatch.setattr(products, "_error", lambda made, truth: 1e-7)
-    assert prefer_faster() is chosen
+    assert prefer_faster(1) is chosen
     assert by_onednn() is chosen
 
 
 def test_onednn_is_not_chosen_where_it_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(products, "time", Clock(9.0))
     monkeypatch.setattr(products, "_error", lambda made, truth: 1e-3 if by_onednn() else 1e-7)
-    assert not prefer_faster()
+    assert not prefer_faster(1)
     assert not by_onednn()
 
 
 def test_the_chosen_library_is_as_exact() -> None:
     """Rounding to bf16 would be off by more than a thousandth."""
-    prefer_faster()
+    prefer_faster(1)
     for rows, inputs, outputs in SHAPES:
         x = torch.randn(rows, inputs)
         w = torch.randn(outputs, inputs)
@@ -69,6 +73,27 @@ def test_a_row_alone_gives_what_it_gives_beside_others(shape: tuple[int, ...], c
     with torch.no_grad():
         torch.testing.assert_close(linear(x, w, b), F.linear(x, w, b))
         torch.testing.assert_close(linear(x, w), F.linear(x, w))
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+def test_a_row_alone_has_the_format_that_it_has_beside_others(
+    kind: torch.dtype, autocast: bool
+) -> None:
+    SETTINGS.fp32_precision = "bf16"
+    w = torch.randn(3, 5, dtype=kind)
+    x = torch.randn(2, 5, dtype=kind)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        both = linear(x, w)
+        alone = linear(x[:1], w)
+    assert alone.dtype is both.dtype
+    torch.testing.assert_close(alone, both[:1], rtol=1e-2, atol=1e-2)
+
+
+def test_a_row_in_fp32_beside_weights_in_bf16_is_computed_under_autocast() -> None:
+    SETTINGS.fp32_precision = "bf16"
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        assert linear(torch.randn(1, 5), torch.randn(3, 5, dtype=torch.bfloat16)).shape == (1, 3)
 
 
 def test_a_row_alone_has_a_gradient() -> None:
