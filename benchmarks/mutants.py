@@ -54,6 +54,8 @@ FAILED = 1
 """Exit code of pytest with a failure."""
 BROKEN = 2
 """Exit code of pytest if it could not load the tests."""
+UNEXPECTED = 70
+"""Exit code of a process in which pytest itself did not work."""
 
 
 @dataclass(frozen=True)
@@ -152,8 +154,10 @@ def _fate(copy: Path, mutation: Mutation, covered: Covered) -> str:
         path.write_text(text)
     if code is None:
         return "takes too long"
-    if code in (FAILED, BROKEN):
+    if code in (FAILED, BROKEN) or code < 0:  # a signal ended the process
         return "noticed"
+    if code == UNEXPECTED:
+        raise SystemExit(f"pytest did not work with the mutant {mutation}")
     return "alive"
 
 
@@ -191,8 +195,13 @@ def _pytest(
     listed.write_text("\n".join(tests))
     child = os.fork()
     if child == 0:
-        os.setsid()
-        os._exit(_in_child(copy, listed, traced, into))
+        code = UNEXPECTED
+        # This process must never go on as its parent, which removes the tree.
+        try:
+            os.setsid()
+            code = _in_child(copy, listed, traced, into)
+        finally:
+            os._exit(code)
     ends = time.monotonic() + most_s
     while time.monotonic() < ends:
         done, status = os.waitpid(child, os.WNOHANG)

@@ -41,31 +41,25 @@ PATIENCE_S = 85.0
 for at most :data:`node.app.peer.KEEP_S`."""
 OWN_PORTS = {"transport.p2p_port": 0, "transport.grpc_port": 0, "transport.announce": ""}
 """Settings that daemons on one machine cannot share, whatever their environment says."""
-NOT_HANDED_ON = (
-    "swarm",
-    "data",
-    "data_hosts",
-    "tokenizer",
-    "weights",
-    "admission",
-    # The parent writes the curves of the run.
-    "tensorboard",
-)
+OF_PARENT = {
+    "availability.idle_only": 0,
+    "availability.hours": "",
+    "availability.max_load": 0,
+    "tensorboard": "",
+}
+"""Settings of a parent alone, whatever their environment says: it stops its children when it
+pauses, and writes the curves of the run."""
+NOT_HANDED_ON = ("swarm", "data", "data_hosts", "tokenizer", "weights", "admission")
 """Settings of a parent that are none of its children's."""
 
 
 def for_child(config: NodeConfig, name: str, stage: int, join: str) -> dict[str, Any]:
     """Settings of a child that hosts a block stage: its parent's explicit ones, and its own."""
     said = config_document(config).items()
-    given = {
-        k: one["value"]
-        for k, one in said
-        # A parent that pauses stops its children.
-        if one["source"] and k not in NOT_HANDED_ON and not k.startswith("availability.")
-    }
+    given = {k: one["value"] for k, one in said if one["source"] and k not in NOT_HANDED_ON}
     own = {"name": name, "role": "stage", "stage": stage, "join": join, "threads": 1}
     # The parent reads the last words of a child that ends.
-    return given | own | {"metrics_port": -1, "log_format": "text"} | OWN_PORTS
+    return given | own | {"metrics_port": -1, "log_format": "text"} | OWN_PORTS | OF_PARENT
 
 
 def as_flags(settings: Mapping[str, Any]) -> tuple[str, ...]:
