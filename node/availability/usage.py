@@ -118,7 +118,8 @@ class UsageMeter:
         names = [line.split()[0] for line in listed.splitlines() if line.split()]
         if not names:
             return []
-        wanted = ("-p", "Type", "-p", "IdleHint", "-p", "IdleSinceHint")
+        names_of = ("Type", "Class", "State", "IdleHint", "IdleSinceHint")
+        wanted = tuple(word for name in names_of for word in ("-p", name))
         return idle_seconds(self._run(("loginctl", "show-session", *names, *wanted)), time.time())
 
     def _other_load(self) -> float | None:
@@ -142,7 +143,9 @@ def idle_seconds(sessions: str, wall: float) -> list[float]:
         said: Mapping[str, str] = dict(
             line.split("=", 1) for line in block.splitlines() if "=" in line
         )
-        if said.get("Type") not in GRAPHICAL:
+        # A login screen has a session without a person, and programs may outlive a closed one.
+        there = said.get("Class", "user").startswith("user") and said.get("State") != "closing"
+        if said.get("Type") not in GRAPHICAL or not there:
             continue
         since = said.get("IdleSinceHint", "")
         if said.get("IdleHint") == "yes" and since.isascii() and since.isdigit():

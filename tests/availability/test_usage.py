@@ -30,6 +30,19 @@ def test_a_desktop_counts_as_used_until_it_says_that_it_is_idle():
     assert idle_seconds("Type=x11\nIdleHint=yes\nIdleSinceHint=no", 5.0) == [0.0]
 
 
+@pytest.mark.parametrize(
+    ("lines", "found"),
+    [
+        ("Class=user\nState=active", [0.0]),
+        ("Class=user-early\nState=online", [0.0]),
+        ("Class=greeter\nState=active", []),
+        ("Class=user\nState=closing", []),
+    ],
+)
+def test_a_login_screen_and_a_closed_session_are_nobody(lines: str, found: list[float]) -> None:
+    assert idle_seconds(f"Type=x11\nIdleHint=no\n{lines}", 5.0) == found
+
+
 def test_the_newest_terminal_counts_and_other_devices_do_not(tmp_path):
     (tmp_path / "pts").mkdir()
     now = time.time()
