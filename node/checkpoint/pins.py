@@ -42,6 +42,9 @@ SPARE_S = 2.0
 """Seconds without use after which a snapshot gives way to a new one that lacks place or memory."""
 GRACE_S = 30.0
 """First seconds of a reading, which do not count for its pace."""
+NIBBLE_GRACE_S = 8.0
+"""The same for the question whether it takes next to nothing: what a nibbler holds is free 30
+seconds after its last bite, also where it had only begun."""
 PACE_S = 1200.0
 """Seconds in which a reader has to be on its way to read a snapshot, to keep it while another
 reader needs the place."""
@@ -93,10 +96,11 @@ class Reading:
         """Return True if this reader begins anew, or is slow."""
         return self.again or self.slow(within_s, now)
 
-    def slow(self, within_s: float, now: float) -> bool:
+    def slow(self, within_s: float, now: float, grace_s: float = GRACE_S) -> bool:
         """Return True if this reader will not have read everything ``within_s`` seconds after its
-        beginning at the pace that it has kept so far."""
-        elapsed = now - self.began - GRACE_S
+        beginning at the pace that it has kept so far. Its first ``grace_s`` seconds do not
+        count."""
+        elapsed = now - self.began - grace_s
         return not self.done and elapsed * self.total > self.got * within_s
 
     def over(self, idle_s: float, now: float) -> bool:
@@ -347,12 +351,14 @@ class Pins:
 
     def _nibblers(self, now: float) -> set[PeerId]:
         """Readers that have taken bytes of a snapshot, but next to nothing."""
-        return {
-            peer
-            for pin in self._pins.values()
-            for peer, reading in pin.readings.items()
-            if not pin.readers and reading.got and reading.slow(SHARE * self._within_s(pin), now)
-        }
+        found: set[PeerId] = set()
+        for pin in self._pins.values():
+            within_s = SHARE * self._within_s(pin)
+            for peer, reading in pin.readings.items():
+                begun = reading.got > 0 and not pin.readers
+                if begun and reading.slow(within_s, now, NIBBLE_GRACE_S):
+                    found.add(peer)
+        return found
 
     @staticmethod
     def _pace(pin: Pin, now: float) -> float:

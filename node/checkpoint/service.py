@@ -38,7 +38,7 @@ STREAMS = 16
 """Requests of one joiner served at once."""
 NAMES = 20_000
 """Tensors a question may name."""
-TIDY_S = BEHIND_S
+TIDY_S = BEHIND_S / 2
 """Seconds between two looks for snapshots that nobody reads any more."""
 FILES = 8
 """Requests for files of the run served at once, one of each peer; half of them may be of

@@ -22,6 +22,7 @@ from node.checkpoint.pins import (
     PinKey,
     Pins,
 )
+from node.checkpoint.service import TIDY_S
 from node.checkpoint.state import StateKind
 from node.core.ids import PeerId
 from node.core.journey import Version
@@ -29,6 +30,8 @@ from node.core.journey import Version
 MEMBER = PeerId("member")
 SIZE = 4000
 """Bytes of a snapshot."""
+GIVEN_BACK_S = 30.0
+"""Seconds after which a reader that takes next to nothing has left nothing behind."""
 
 
 class Donor:
@@ -160,6 +163,17 @@ def test_a_snapshot_ends_soon_after_a_reader_that_took_next_to_nothing(donor: Do
     assert donor.held() == [2], "who gets on may rest for longer"
     donor.now += IDLE_S
     assert donor.held() == []
+
+
+def test_a_reader_that_had_only_begun_to_nibble_leaves_nothing_soon(donor: Donor) -> None:
+    pin = donor.describe("nibbler", 1)
+    reader = donor.describe("reader", 2)
+    assert pin is not None
+    assert reader is not None
+    donor.read("nibbler", pin, 1 / SIZE)
+    donor.read("reader", reader, 0.5)
+    donor.now += GIVEN_BACK_S - TIDY_S
+    assert donor.held() == [2]
 
 
 def test_a_snapshot_is_held_for_a_reader_that_waits_for_another_donor(donor: Donor) -> None:
