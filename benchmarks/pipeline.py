@@ -150,7 +150,8 @@ def _alone(threads: int, epochs: int) -> float:
 
 
 def _measure_swarm(epochs: int) -> dict[str, Any]:
-    from node.app.demo import DemoOptions, play
+    from node.app.demo.daemons import DemoOptions
+    from node.app.demo.play import play
 
     with (
         tempfile.TemporaryDirectory(prefix="tutti-bench-") as home,

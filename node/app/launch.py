@@ -68,6 +68,12 @@ def as_flags(settings: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(w for name, value in said.items() for w in ("--set", f"{name}={value}"))
 
 
+def tied(words: Sequence[str]) -> list[str]:
+    """The command that runs ``tutti`` with these words, and ends with this process."""
+    watch = (sys.executable, "-I", "-S", parent_watch.__file__, str(os.getpid()))
+    return [*watch, sys.executable, PROGRAM, *words]
+
+
 @dataclass
 class Child:
     """One daemon: its home, its arguments, its process. ``through``: a command that runs the
@@ -101,8 +107,7 @@ class Child:
     def launch(self, words: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
         """A process that runs ``tutti`` with these words. It dies when its parent is killed, and a
         Ctrl-C reaches the parent alone, which ends its children in order."""
-        watch = (sys.executable, "-I", "-S", parent_watch.__file__, str(os.getpid()))
-        command = [*self.through, *watch, sys.executable, PROGRAM, *words]
+        command = [*self.through, *tied(words)]
         with self.log.open("ab") as out:
             return subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment

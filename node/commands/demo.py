@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from node.commands.line import options, shared
-from node.commands.line.usage import command, flag, option
+from node.commands.line.usage import OneOf, command, flag, option
 from node.core.errors import UsageFault
 
 MANY = click.IntRange(1, 16)
@@ -43,6 +43,13 @@ MANY = click.IntRange(1, 16)
 )
 @flag("--keep", help="Keep the peers' directories.")
 @flag("--rendezvous", help="Meet at a peer of its own, as in docker-compose.yml.")
+@option(
+    "--page",
+    default="auto",
+    type=OneOf(("auto", "always", "never")),
+    metavar="WHEN",
+    help="Show it in a browser: auto (where there is one), always (serve it), never.",
+)
 @options.as_json
 def demo(
     *,
@@ -62,7 +69,8 @@ def demo(
     if manifest:
         chosen = read_manifest(manifest)
     from node.app import joining
-    from node.app.demo import DemoOptions, run, spread
+    from node.app.demo.daemons import DemoOptions, spread
+    from node.app.demo.play import run
 
     if chosen:
         joining.check_demo(shared.config({}), chosen)

@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 from node.core.errors import LocalFault
 from node.core.tasks import Tasks
+from node.inference.sampling import Ended, Reached, SampleClock
 from node.web.patch import changes
 from node.web.samples import MOST_TEXT, Sample, SampleFile, with_sample
-from node.web.sampling import Ended, Reached, SampleClock
 from node.web.view import State, document, is_last, without_answer
 from protos.ask_pb2 import PeersAnswer
 from protos.control_pb2 import (

@@ -1,9 +1,8 @@
-"""Daemons that are forked from one process which has loaded the program already.
+"""Daemons that are forked from one process which has loaded the program already, as the demo starts
+them (:mod:`node.app.demo.forks`): here also in network namespaces, with another program, and by
+``tutti join``.
 
-Loading torch takes most of a daemon's processor time until it trains, and tests start a hundred
-daemons. Nothing else differs from a daemon that a command started: a process with a process group
-of its own, its words, environment and output, that dies with the process which asked for it. A
-``tutti join`` asks its questions in a process of its own first, for libp2p and hivemind cannot be
+A ``tutti join`` asks its questions in a process of its own first, for libp2p and hivemind cannot be
 loaded together, and the process that was forked for it becomes the daemon.
 """
 
@@ -11,84 +10,66 @@ import gc
 import importlib
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
 import cli
+from node.app.demo import forks
+from node.app.demo.forks import LARGEST, Forked, load_daemon, load_torch, serve
 from node.app.launch import Child
-from node.core import libraries
-from node.transport.parent_watch import end_with
 from testbed.daemons import namespaces
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 PROGRAM = "cli"
-LARGEST = 1 << 17
-"""Bytes of a request, most of it the environment."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A process to fork: its words, environment, working directory and network namespace ("": the
-    one of the process that forks it). ``log``: file of its output. ``program``: module with the
-    ``main(words)`` to run."""
+class Asked(forks.Asked):
+    """A process to fork. ``namespace``: its network namespace, "": the one of the process that
+    forks it; ``program``: module with the ``main(words)`` to run."""
 
-    words: list[str]
-    environment: dict[str, str]
-    folder: str
-    namespace: str
-    log: str
+    namespace: str = ""
     program: str = PROGRAM
-
-    def encoded(self) -> bytes:
-        return json.dumps(asdict(self)).encode()
-
-    @classmethod
-    def decode(cls, data: bytes) -> "Asked":
-        return cls(**json.loads(data))
 
     def enter(self) -> None:
         """Take over environment, working directory and network namespace. Raises OSError."""
-        os.environ.clear()
-        os.environ.update(self.environment)
-        os.chdir(self.folder)
+        super().enter()
         if self.namespace:
             namespaces.enter(self.namespace)
 
+    def command(self) -> list[str]:
+        return ["-m", self.program, *self.words]
 
-class Forks:
+
+class Forks(forks.Forks):
     """Starts daemons. The process that forks them comes with the first and ends with this one.
     ``module``: the program of that process; it runs :func:`main`, or changes a daemon and then runs
     it."""
 
     def __init__(self, module: str = "testbed.daemons.forks") -> None:
+        super().__init__()
         self._module = module
-        self._socket: socket.socket | None = None
-        self._server: subprocess.Popen[bytes] | None = None
-        self._codes: dict[int, int] = {}
 
     def start(
         self, words: list[str], log: Path, environment: dict[str, str], namespace: str = ""
-    ) -> "Forked":
+    ) -> Forked:
         """Run ``tutti`` with these words in a network namespace ("": the one of this process); its
         output goes to ``log``. Raises OSError when the process that forks has ended."""
-        return self._fork(Asked(words, environment, os.getcwd(), namespace, str(log)), ())
+        return self.fork(Asked(words, environment, os.getcwd(), str(log), namespace), ())
 
-    def talk(self, program: str, words: list[str], log: Path, namespace: str) -> "Forked":
+    def talk(self, program: str, words: list[str], log: Path, namespace: str) -> Forked:
         """Run ``main(words)`` of the module ``program`` with text pipes to its standard input and
         output; its errors go to ``log``. Raises OSError when the process that forks has ended."""
-        asked = Asked(words, dict(os.environ), os.getcwd(), namespace, str(log), program)
+        asked = Asked(words, dict(os.environ), os.getcwd(), str(log), namespace, program)
         reads, told = os.pipe()
         hears, says = os.pipe()
         try:
-            process = self._fork(asked, (reads, says))
+            process = self.fork(asked, (reads, says))
         except BaseException:
             os.close(told)
             os.close(hears)
@@ -100,51 +81,8 @@ class Forks:
         process.stdout = os.fdopen(hears)
         return process
 
-    def _fork(self, asked: Asked, ends: tuple[int, ...]) -> "Forked":
-        """``ends``: its standard input and output; none: no input, and output to the log."""
-        socket.send_fds(self._server_end(), [asked.encoded()], ends)
-        while (pid := self._next()) is None:
-            pass
-        return Forked(self, pid, asked.words)
-
-    def code(self, pid: int, seconds: float | None) -> int | None:
-        """How the daemon has ended, as subprocess has it, or None: it still runs ``seconds`` from
-        now. None waits for its end."""
-        end = time.monotonic() + (seconds or 0.0)
-        while pid not in self._codes:
-            left = None if seconds is None else max(0.0, end - time.monotonic())
-            if not any(select.select([self._server_end()], [], [], left)):
-                return None
-            self._next()
-        return self._codes[pid]
-
-    def _server_end(self) -> socket.socket:
-        """The way to the process that forks, which is started when there is none."""
-        if self._socket is None:
-            self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
-            with theirs:
-                command = [sys.executable, "-m", self._module, str(theirs.fileno())]
-                # In a process group of its own, where no Ctrl-C reaches it.
-                self._server = subprocess.Popen(
-                    command,
-                    pass_fds=[theirs.fileno()],
-                    cwd=REPOSITORY,
-                    process_group=0,
-                    # Modules that daemons load later are compiled once, not by each of them.
-                    env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},
-                )
-        return self._socket
-
-    def _next(self) -> int | None:
-        """The pid of a daemon that was started; None after the end of one."""
-        if not (said := self._server_end().recv(LARGEST)):
-            raise ConnectionResetError("the process that forks daemons has ended")
-        pid, code = json.loads(said)
-        if code is None:
-            self._codes.pop(pid, None)
-            return pid
-        self._codes[pid] = code
-        return None
+    def server_command(self, door: int) -> list[str]:
+        return [sys.executable, "-m", self._module, str(door)]
 
 
 @dataclass
@@ -161,105 +99,18 @@ class ForkedChild(Child):
         return self.forks.start(words, self.log, environment, namespace)
 
 
-class Forked(subprocess.Popen[Any]):
-    """A process of :class:`Forks`, to be treated as any other."""
-
-    def __init__(self, forks: Forks, pid: int, words: list[str]) -> None:
-        # Not Popen's own: that starts the process.
-        self._forks = forks
-        self.pid = pid
-        self.args = words
-        self.returncode = None
-        self.stdin = self.stdout = self.stderr = None
-
-    def poll(self) -> int | None:
-        if self.returncode is None:
-            self.returncode = self._forks.code(self.pid, 0.0)
-        return self.returncode
-
-    def wait(self, timeout: float | None = None) -> int:
-        if self.returncode is None:
-            self.returncode = self._forks.code(self.pid, timeout)
-        if self.returncode is None:
-            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
-        return self.returncode
-
-    def send_signal(self, sig: int) -> None:
-        if self.poll() is None:
-            os.kill(self.pid, sig)
-
-
-def serve(door: socket.socket) -> Asked | None:
-    """Fork daemons until ``door`` is closed at its other end. In a daemon: the request for it."""
-    server, running = os.getpid(), dict[int, int]()
-    """``running``: process ids, by descriptors of the processes."""
-    while True:
-        for ready in select.select([door.fileno(), *running], [], [])[0]:
-            if ready in running:
-                pid = running.pop(ready)
-                os.close(ready)
-                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                door.send(json.dumps([pid, code]).encode())
-                continue
-            said, ends, *_ = socket.recv_fds(door, LARGEST, 2)
-            if not said:
-                return None
-            if pid := os.fork():
-                running[os.pidfd_open(pid)] = pid
-                for end in ends:
-                    os.close(end)
-                door.send(json.dumps([pid, None]).encode())
-            else:
-                door.close()
-                for other in running:
-                    os.close(other)
-                asked = Asked.decode(said)
-                _become(asked, ends, server)
-                return asked
-
-
-def _become(asked: Asked, ends: list[int], server: int) -> None:
-    """Make this process, a child of ``server``, the one that was asked for."""
-    end_with(server)
-    asked.enter()
-    out = os.open(asked.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(out, 2)
-    ends = ends or [os.open(os.devnull, os.O_RDONLY), os.dup(out)]
-    os.close(out)
-    for number, end in enumerate(ends):
-        os.dup2(end, number)
-        os.close(end)
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(write_through=True)  # pyright: ignore[reportAttributeAccessIssue]
-    # A daemon that moves starts itself anew with its own command line.
-    sys.orig_argv[1:] = ["-m", asked.program, *asked.words]
-
-
 def main() -> int:
     """Fork daemons until the process that asks for them ends. In a daemon: its exit code."""
-    # As cli.main, before grpc and torch are loaded.
-    libraries.prepare()
-    # Modules of every daemon, and those that torch loads with its first backward. No thread has
-    # been started.
-    import torch.fx.experimental.symbolic_shapes
-
-    import node.app.assembly
-
-    del torch, node
+    load_torch()
     askers, door = socket.socketpair(type=socket.SOCK_SEQPACKET)
     if os.fork() == 0:
         askers.close()
         return ask(door)
     door.close()
     # Only now: the part of a join that asks has libp2p, which cannot be loaded beside hivemind.
-    import node.app.daemon
-
-    del node
-    # A search for garbage writes to all that was loaded, and each daemon would get its own copy.
-    gc.collect()
-    gc.freeze()
+    load_daemon()
     try:
-        asked = serve(socket.socket(fileno=int(sys.argv[1])))
+        asked = serve(socket.socket(fileno=int(sys.argv[1])), Asked)
     except ConnectionError:  # the last message has not been read
         return 0
     if asked is None:

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from node.app import demo
-from node.app.demo import DemoOptions, run
+from node.app.demo import play
+from node.app.demo.daemons import DemoOptions
+from node.app.demo.play import run
 from node.coordinator.recording.player import Player
 from node.manifest import Manifest
 from testbed.daemons.forks import ForkedChild, Forks
@@ -44,8 +45,8 @@ demo waits for it."""
 def test_the_compose_topology_trains_and_survives_a_kill(
     tmp_path, capsys, pytestconfig, forks: Forks, monkeypatch
 ):
-    monkeypatch.setattr(demo, "Child", partial(ForkedChild, forks=forks))
-    monkeypatch.setattr(demo, "SAMPLE_TOKENS", 64)
+    monkeypatch.setattr(play, "child_maker", lambda: partial(ForkedChild, forks=forks))
+    monkeypatch.setattr(play, "SAMPLE_TOKENS", 64)
     monkeypatch.setenv("TUTTI_RECORD", str(tmp_path / "machines.rec"))
     services = yaml.safe_load((pytestconfig.rootpath / "docker-compose.yml").read_text())[
         "services"

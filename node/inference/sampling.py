@@ -7,16 +7,20 @@ more than a small share of the time.
 
 from dataclasses import dataclass
 
-EVERY = 4
-"""Epochs between two samples."""
-LEAST_S = 30.0
-"""Seconds between two samples, from the end of one to the beginning of the next."""
-SHARE = 0.1
-"""Most of the time that samples take. Texts without a pause cost training 18 % of its speed
-(docs/benchmarks.md), so these cost 2 %."""
 AGAIN_S = 60.0
 """Seconds until a sample that failed is tried again; doubled with each further failure."""
 MOST_AGAIN_S = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often samples are taken. ``every``: epochs between two; ``least_s``: seconds from the end
+    of one to the beginning of the next; ``share``: most of the time that they take. Texts without a
+    pause cost training 18 % of its speed (docs/benchmarks.md), so the default costs 2 %."""
+
+    every: int = 4
+    least_s: float = 30.0
+    share: float = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +50,9 @@ class TakeSample:
 class SampleClock:
     """The state machine. ``newest``: epoch of the newest sample that is kept, -1 for none."""
 
-    def __init__(self, newest: int = -1) -> None:
+    def __init__(self, newest: int = -1, pace: Pace | None = None) -> None:
         self._newest = newest
+        self._pace = pace or Pace()
         self._taking = -1
         self._not_before = 0.0
         self._failures = 0
@@ -65,7 +70,7 @@ class SampleClock:
         if event.epoch < self._newest:
             # The swarm went back, or this is another run.
             self._newest = -1
-        due = self._newest < 0 or event.epoch >= self._newest + EVERY
+        due = self._newest < 0 or event.epoch >= self._newest + self._pace.every
         if event.last:
             due = event.epoch != self._newest
         if not (due and event.watched) or self._taking >= 0 or now < self._not_before:
@@ -74,7 +79,7 @@ class SampleClock:
         return [TakeSample(event.epoch)]
 
     def _ended(self, seconds: float, well: bool, now: float) -> None:
-        pause = max(LEAST_S, seconds / SHARE)
+        pause = max(self._pace.least_s, seconds / self._pace.share)
         if well:
             self._newest = self._taking
             self._failures = 0

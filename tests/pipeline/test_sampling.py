@@ -2,7 +2,9 @@
 
 import pytest
 
-from node.web.sampling import EVERY, LEAST_S, SHARE, Ended, Reached, SampleClock, TakeSample
+from node.inference.sampling import Ended, Pace, Reached, SampleClock, TakeSample
+
+PACE = Pace()
 
 
 def test_the_first_sample_is_at_once_and_the_next_some_epochs_later():
@@ -10,11 +12,11 @@ def test_the_first_sample_is_at_once_and_the_next_some_epochs_later():
     assert clock.handle(Reached(7), 0.0) == [TakeSample(7)]
     assert clock.handle(Reached(50), 1.0) == [], "one at a time"
     clock.handle(Ended(0.1, True), 2.0)
-    assert clock.handle(Reached(7 + EVERY - 1), 1000.0) == []
-    assert clock.handle(Reached(7 + EVERY), 1000.0) == [TakeSample(7 + EVERY)]
+    assert clock.handle(Reached(7 + PACE.every - 1), 1000.0) == []
+    assert clock.handle(Reached(7 + PACE.every), 1000.0) == [TakeSample(7 + PACE.every)]
 
 
-@pytest.mark.parametrize(("took", "pause"), [(0.1, LEAST_S), (10.0, 10.0 / SHARE)])
+@pytest.mark.parametrize(("took", "pause"), [(0.1, PACE.least_s), (10.0, 10.0 / PACE.share)])
 def test_samples_take_a_small_share_of_the_time(took, pause):
     clock = SampleClock()
     clock.handle(Reached(1), 0.0)
@@ -49,10 +51,19 @@ def test_failures_wait_longer_each_time():
     waits = [wait_after(clock, 3, 1e6 * turn) for turn in range(1, 7)]
     assert waits == [60, 120, 240, 480, 900, 900]
     clock.handle(Ended(0.0, True), 9e6)
-    assert clock.handle(Reached(3 + EVERY), 9e6 + LEAST_S)
-    assert wait_after(clock, 3 + EVERY, 10e6) == 60
+    assert clock.handle(Reached(3 + PACE.every), 9e6 + PACE.least_s)
+    assert wait_after(clock, 3 + PACE.every, 10e6) == 60
 
 
 def test_a_run_that_went_back_is_sampled_anew():
     clock = SampleClock(newest=80)
     assert clock.handle(Reached(60), 0.0) == [TakeSample(60)]
+
+
+def test_a_short_run_has_its_own_pace():
+    clock = SampleClock(pace=Pace(every=10, least_s=5.0, share=0.5))
+    clock.handle(Reached(0), 0.0)
+    clock.handle(Ended(1.0, True), 1.0)
+    assert clock.handle(Reached(9), 100.0) == []
+    assert clock.handle(Reached(10), 5.9) == []
+    assert clock.handle(Reached(10), 6.0) == [TakeSample(10)]

@@ -1,0 +1,268 @@
+"""Daemons that are forked from one process which has loaded the program already.
+
+Loading torch takes most of a daemon's processor time until it trains, and a swarm on one machine
+starts many daemons at once. Nothing else differs from a daemon that a command started: a process
+with a process group of its own, its words, environment and output, that dies with the process which
+asked for it. Linux only.
+"""
+
+import gc
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from node.app.launch import PROGRAM, Child
+from node.core import libraries
+from node.transport.parent_watch import end_with
+
+LARGEST = 1 << 17
+"""Bytes of a request, most of it the environment."""
+LOADED = "import sys; sys.path.insert(0, sys.argv[1]); import cli; from node.app.demo import forks"
+"""Beginning of the program that forks. Not ``-m``, which would look for it in the working
+directory."""
+SERVER = f"{LOADED}; sys.exit(forks.main(int(sys.argv[2]), cli.main))"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A process to fork: its words, environment and working directory. ``log``: file of its
+    output."""
+
+    words: list[str]
+    environment: dict[str, str]
+    folder: str
+    log: str
+
+    def encoded(self) -> bytes:
+        """The request as it is sent."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, data: bytes) -> Self:
+        """The request that was sent by the process that asks, which is our own."""
+        return cls(**json.loads(data))
+
+    def enter(self) -> None:
+        """Take over environment and working directory. Raises OSError."""
+        os.environ.clear()
+        os.environ.update(self.environment)
+        os.chdir(self.folder)
+
+    def command(self) -> list[str]:
+        """The command line after the interpreter, with which the daemon would start itself anew."""
+        return [PROGRAM, *self.words]
+
+
+Kind = TypeVar("Kind", bound=Asked)
+
+
+class Forks:
+    """Starts daemons. The process that forks them comes with the first and ends with this one."""
+
+    def __init__(self) -> None:
+        self._socket: socket.socket | None = None
+        self._server: subprocess.Popen[bytes] | None = None
+        self._codes: dict[int, int] = {}
+        self._gone = False
+
+    def start(self, words: list[str], log: Path, environment: dict[str, str]) -> "Forked":
+        """Run ``tutti`` with these words; its output goes to ``log``. Raises OSError when the
+        process that forks has ended."""
+        return self.fork(Asked(words, environment, os.getcwd(), str(log)), ())
+
+    def fork(self, asked: Asked, ends: tuple[int, ...]) -> "Forked":
+        """``ends``: its standard input and output; none: no input, and output to the log. Raises
+        OSError when the process that forks has ended."""
+        socket.send_fds(self._server_end(), [asked.encoded()], ends)
+        while (pid := self._next()) is None:
+            pass
+        return Forked(self, pid, asked.words)
+
+    def load(self) -> None:
+        """Start the process that forks, which begins to load the program."""
+        self._server_end()
+
+    def code(self, pid: int, seconds: float | None) -> int | None:
+        """How the daemon has ended, as subprocess has it, or None: it still runs ``seconds`` from
+        now. None waits for its end."""
+        end = time.monotonic() + (seconds or 0.0)
+        while pid not in self._codes:
+            if self._gone:
+                # The kernel has killed its daemons.
+                return -signal.SIGKILL
+            left = None if seconds is None else max(0.0, end - time.monotonic())
+            if not any(select.select([self._server_end()], [], [], left)):
+                return None
+            try:
+                self._next()
+            except ConnectionError:
+                self._gone = True
+        return self._codes[pid]
+
+    def server_command(self, door: int) -> list[str]:
+        """The command of the process that forks. ``door``: its end of the socket."""
+        root = str(Path(PROGRAM).parent)
+        return [sys.executable, "-P", "-c", SERVER, root, str(door)]
+
+    def _server_end(self) -> socket.socket:
+        """The way to the process that forks, which is started when there is none."""
+        if self._socket is None:
+            self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+            with theirs:
+                # In a process group of its own, where no Ctrl-C reaches it.
+                self._server = subprocess.Popen(
+                    self.server_command(theirs.fileno()),
+                    pass_fds=[theirs.fileno()],
+                    cwd=Path(PROGRAM).parent,
+                    process_group=0,
+                    # Modules that daemons load later are compiled once, not by each of them.
+                    env={**os.environ, "PYTHONDONTWRITEBYTECODE": ""},
+                )
+        return self._socket
+
+    def _next(self) -> int | None:
+        """The pid of a daemon that was started; None after the end of one."""
+        if not (said := self._server_end().recv(LARGEST)):
+            raise ConnectionResetError("the process that forks daemons has ended")
+        pid, code = json.loads(said)
+        if code is None:
+            self._codes.pop(pid, None)
+            return pid
+        self._codes[pid] = code
+        return None
+
+
+@dataclass
+class ForkedChild(Child):
+    """A daemon that is forked, unless it runs through another command or the process that forks has
+    ended."""
+
+    forks: Forks = field(default_factory=Forks)
+
+    def launch(self, words: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
+        if self.through:
+            return super().launch(words, environment)
+        try:
+            return self.forks.start(words, self.log, environment)
+        except OSError:
+            return super().launch(words, environment)
+
+
+class Forked(subprocess.Popen[Any]):
+    """A process of :class:`Forks`, to be treated as any other."""
+
+    def __init__(self, forks: Forks, pid: int, words: list[str]) -> None:
+        # Not Popen's own: that starts the process.
+        self._forks = forks
+        self.pid = pid
+        self.args = words
+        self.returncode = None
+        self.stdin = self.stdout = self.stderr = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._forks.code(self.pid, 0.0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self.returncode is None:
+            self.returncode = self._forks.code(self.pid, timeout)
+        if self.returncode is None:
+            raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
+        return self.returncode
+
+    def send_signal(self, sig: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, sig)
+
+
+def serve(door: socket.socket, kind: type[Kind]) -> Kind | None:
+    """Fork daemons until ``door`` is closed at its other end. In a daemon: the request for it, of
+    this ``kind``."""
+    server = os.getpid()
+    running: dict[int, int] = {}
+    """Process ids, by descriptors of the processes."""
+    while True:
+        for ready in select.select([door.fileno(), *running], [], [])[0]:
+            if ready in running:
+                pid = running.pop(ready)
+                os.close(ready)
+                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+                door.send(json.dumps([pid, code]).encode())
+                continue
+            said, ends, *_ = socket.recv_fds(door, LARGEST, 2)
+            if not said:
+                return None
+            if pid := os.fork():
+                running[os.pidfd_open(pid)] = pid
+                for end in ends:
+                    os.close(end)
+                door.send(json.dumps([pid, None]).encode())
+            else:
+                door.close()
+                for other in running:
+                    os.close(other)
+                asked = kind.decode(said)
+                _become(asked, ends, server)
+                return asked
+
+
+def _become(asked: Asked, ends: list[int], server: int) -> None:
+    """Make this process, a child of ``server``, the one that was asked for."""
+    end_with(server)
+    asked.enter()
+    out = os.open(asked.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(out, 2)
+    ends = ends or [os.open(os.devnull, os.O_RDONLY), os.dup(out)]
+    os.close(out)
+    for number, end in enumerate(ends):
+        os.dup2(end, number)
+        os.close(end)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(write_through=True)  # pyright: ignore[reportAttributeAccessIssue]
+    # A daemon that moves starts itself anew with its own command line.
+    sys.orig_argv[1:] = asked.command()
+
+
+def load_daemon() -> None:
+    """Load the modules of every daemon. No thread is started."""
+    import node.app.daemon
+
+    del node
+    # A search for garbage writes to all that was loaded, and each daemon would get its own copy.
+    gc.collect()
+    gc.freeze()
+
+
+def load_torch() -> None:
+    """Load torch, and what it loads itself with its first backward."""
+    # As cli.main, before grpc and torch are loaded.
+    libraries.prepare()
+    import torch.fx.experimental.symbolic_shapes
+
+    import node.app.assembly
+
+    del torch, node
+
+
+def main(door: int, run: Callable[[Sequence[str]], int]) -> int:
+    """Fork daemons until the process that asks for them ends. In a daemon: the exit code of ``run``
+    with its words."""
+    load_torch()
+    load_daemon()
+    try:
+        asked = serve(socket.socket(fileno=door), Asked)
+    except ConnectionError:  # the last message has not been read
+        return 0
+    if asked is None:
+        return 0
+    return run(asked.words)

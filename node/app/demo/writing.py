@@ -1,0 +1,79 @@
+"""The text with which the model goes on from a fixed prompt, again and again while it trains."""
+
+import threading
+import time
+from dataclasses import dataclass
+
+from node.app.demo.daemons import DemoSwarm
+from node.core.errors import LocalFault
+from node.inference.sampling import Ended, Pace, Reached, SampleClock
+from protos.control_pb2 import GenerateRequest
+
+PROMPT = "The "
+SHORT_TOKENS = 72
+SAMPLES = 8
+"""Samples of a run, the last one left out."""
+PAUSE_S = 8.0
+"""Least seconds between two samples."""
+SHARE = 0.12
+"""Most of the time that samples take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A text of the model, after ``epoch``."""
+
+    epoch: int
+    text: str
+
+
+def request(tokens: int) -> GenerateRequest:
+    """The prompt, with the same dice each time."""
+    return GenerateRequest(prompt=PROMPT, max_tokens=tokens, temperature=0.7, seed=1, top_k=40)
+
+
+class Writer:
+    """Takes the samples, each in a thread of its own, so that nobody waits for them. A sample that
+    fails is tried again later."""
+
+    def __init__(self, swarm: DemoSwarm) -> None:
+        self._swarm = swarm
+        every = max(1, swarm.manifest.training.epochs // SAMPLES)
+        self._clock = SampleClock(pace=Pace(every, PAUSE_S, SHARE))
+        self._lock = threading.Lock()
+        self._written: list[Written] = []
+        self._thread: threading.Thread | None = None
+
+    @property
+    def written(self) -> list[Written]:
+        """The samples so far, by epoch."""
+        with self._lock:
+            return list(self._written)
+
+    def reached(self, epoch: int) -> None:
+        """The run is at ``epoch``: take a sample if one is due."""
+        with self._lock:
+            due = self._clock.handle(Reached(epoch), time.monotonic())
+        for sample in due:
+            self._thread = threading.Thread(target=self._take, args=(sample.epoch,), daemon=True)
+            self._thread.start()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the sample under way, at most ``seconds``."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+
+    def _take(self, epoch: int) -> None:
+        began = time.monotonic()
+        text = ""
+        try:
+            label = next(child.label for child in self._swarm.chiefs if child.running)
+            with self._swarm.client(label) as client:
+                text = "".join(piece.text for piece in client.generate(request(SHORT_TOKENS)))
+        except (LocalFault, StopIteration):
+            text = ""
+        now = time.monotonic()
+        with self._lock:
+            self._clock.handle(Ended(now - began, bool(text)), now)
+            if text:
+                self._written.append(Written(epoch, text))
