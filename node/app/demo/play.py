@@ -125,7 +125,8 @@ class Demo:
         self.began = began
         self.page = page
         self.writer: Writer | None = None
-        if self.options.sample:
+        if self.options.sample and not self.options.json:
+            # A program that reads the result sees no picture, and the samples cost some speed.
             self.writer = Writer(swarm)
         self.kill = Kill(swarm, outcome)
 
