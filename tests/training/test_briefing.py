@@ -68,7 +68,7 @@ def test_a_heartbeat_says_whether_its_sender_may_lead() -> None:
     told = briefing(may_lead=lambda peer: peer == E)
     assert told.before(heard(E)) == [heard(E)]
     (barred,) = told.before(replace(heard(S1), stage=ENDS))
-    assert not barred.may_lead
+    assert not barred.membership.may_lead
     assert told.before(heard(S1)) == [heard(S1)], "others are not asked about"
 
 

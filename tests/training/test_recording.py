@@ -279,9 +279,12 @@ OUTSIDE = [
         1,
         V,
         "digest",
-        seen=((B, 0.1),),
-        costs=Measured(0.25, ways=((B, LinkCost(1e-3, 2e-3)),)),
-        may_lead=False,
+        ev.Capacity(
+            seen=((B, 0.1),),
+            costs=Measured(0.25, ways=((B, LinkCost(1e-3, 2e-3)),)),
+        ),
+        outer=ev.OuterReport((3, "mean")),
+        membership=ev.Membership(may_lead=False),
     ),
     ev.Grouped(
         Window(3, (Partner(CellId("ab" * 8), A, {1: (Host(B, ("/ip4/1.2.3.4",)),)}),), 2.5), 9.0
@@ -423,4 +426,6 @@ def test_a_recording_has_every_fact_and_every_argument_of_its_machines() -> None
         (MemberStart, Member, {"self"}),
     ):
         arguments = set(inspect.signature(machine.__init__).parameters) - beside
-        assert {f.name for f in dataclasses.fields(start)} == arguments
+        # The micro-batches of a past plan that did not count stand beside it in the record.
+        recorded = {f.name for f in dataclasses.fields(start)} - {"dropped"}
+        assert recorded == arguments

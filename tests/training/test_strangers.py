@@ -31,7 +31,9 @@ def heard(peer: PeerId, at: Version, term: int = 7, **about: Any) -> ev.Heartbea
     stage = 0 if peer.endswith("ends") else int(peer[-1])
     tokens = at.epoch * EACH
     return dataclasses.replace(
-        ev.Heartbeat(peer, stage, at, f"digest {stage} {at}", 1.0, tokens=tokens, term=term),
+        ev.Heartbeat(
+            peer, stage, at, f"digest {stage} {at}", ev.Capacity(1.0), tokens=tokens, term=term
+        ),
         **about,
     )
 
