@@ -115,13 +115,28 @@ class EpochAttempt:
         """Members of a stage that are not known to be dead."""
         return [m for m in self.plan.stage(stage) if m.peer not in self.dead]
 
-    def drop(self, peers: Collection[PeerId]) -> None:
-        """Go on without members that took parameters which no honest owner gives."""
+    def lose(self, peers: Collection[PeerId]) -> None:
+        """Go on without these members: they are dead, or took parameters which no honest owner
+        gives."""
         for peer in peers:
             self.dead.add(peer)
             self.outcomes.pop(peer, None)
 
     # ----------------------------------------------------------- rounds
+
+    def is_stale(self, e: ev.Incomplete, stage: int) -> bool:
+        """Return True if a report is of an earlier round of its stage, or of a member that has
+        committed since."""
+        committed = isinstance(self.outcomes.get(e.peer), ev.Committed)
+        return committed or e.attempt != self.attempts[stage]
+
+    def take(self, e: ev.Committed | ev.Incomplete, now: float) -> None:
+        """A living member reports the end of its round. Repetitions give nobody more time."""
+        if e.peer not in self.outcomes:
+            self.timing.heard(now)
+        self.outcomes[e.peer] = e
+        if self.timing.enough > now and self.can_spare(self.uncommitted):
+            self.timing.can_commit(now)
 
     def open(self, assign: Assign) -> list[ev.SendRound]:
         """The notes that tell the living members of every stage to average."""

@@ -257,7 +257,7 @@ class Leader:
         member = attempt.plan.member(peer)
         if member is None or peer in attempt.dead:
             return []
-        attempt.dead.add(peer)
+        attempt.lose([peer])
         if self.phase is Phase.EVALUATE:
             return []
         if (bare := attempt.bare) is not None:
@@ -273,7 +273,6 @@ class Leader:
         if running:
             attempt.results.give_up(peer)
             return done + self._close_if_done(attempt, now)
-        attempt.outcomes.pop(peer, None)
         return done + self._settle_stage(attempt, member.stage, now)
 
     # ----------------------------------------------------------- time passes
@@ -341,9 +340,10 @@ class Leader:
     def _overdue(self, attempt: EpochAttempt, now: float) -> list[PeerId]:
         """Members that are late with their report, where all others have reported and can commit
         without them."""
-        late = attempt.unreported
         if self.phase is Phase.RUN:
             late = attempt.results.silent_origins(attempt.dead)
+        else:
+            late = attempt.unreported
         if not attempt.timing.is_late(now) or self.me in late:
             return []
         if attempt.can_spare({*late, *attempt.probation}):
@@ -594,17 +594,9 @@ class Leader:
         member = attempt.plan.member(e.peer)
         if member is None or e.peer in attempt.dead:
             return excused
-        if isinstance(e, ev.Incomplete) and (
-            e.attempt != attempt.attempts[member.stage]
-            or isinstance(attempt.outcomes.get(e.peer), ev.Committed)
-        ):
+        if isinstance(e, ev.Incomplete) and attempt.is_stale(e, member.stage):
             return []
-        timing = attempt.timing
-        if e.peer not in attempt.outcomes:  # repetitions give nobody more time
-            timing.heard(now)
-        attempt.outcomes[e.peer] = e
-        if timing.enough > now and attempt.can_spare(attempt.uncommitted):
-            timing.can_commit(now)
+        attempt.take(e, now)
         if e.peer in self.roster.peers.candidates:
             self.roster.life.alive(e.peer, now)  # its report is a sign of life too
         probes: Actions = []
@@ -647,7 +639,7 @@ class Leader:
             spared = self.me not in away and attempt.can_spare({*away, *attempt.probation})
             if len(by) > believers and spared:
                 done = self.conduct.blame(liars, why, now - attempt.timing.began, now)
-                attempt.drop(away - liars)
+                attempt.lose(away - liars)
                 for peer in sorted(liars):
                     done += self._gone(peer, now, why)
                 return done
