@@ -38,10 +38,10 @@ def test_a_bound_of_nothing_casts_no_doubt() -> None:
     for e in (
         heard(S1),
         dataclasses.replace(heard(T1), capacity=ev.Capacity(5e-324)),
-        dataclasses.replace(heard(S2), seen=((T1, 1e12), (S1, 1.0))),
+        dataclasses.replace(heard(S2), capacity=ev.Capacity(1.0, seen=((T1, 1e12), (S1, 1.0)))),
     ):
         r.hear(e, 0.0)
-    assert S1 not in r.doubts()
+    assert S1 not in r.speeds.doubts()
 
 
 @pytest.mark.parametrize("dropped", [(), (0,)])
