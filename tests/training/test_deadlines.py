@@ -3,7 +3,11 @@
 from typing import Any
 
 import pytest
-from node.epoch.leader.planning.deadlines import (
+
+from node.core.ids import PeerId
+from node.core.journey import Plan
+from node.epoch import events as ev
+from node.epoch.leader.deadlines import (
     AGAIN,
     FIRST,
     LEAST_S,
@@ -12,10 +16,6 @@ from node.epoch.leader.planning.deadlines import (
     MOST_S,
     Deadlines,
 )
-
-from node.core.ids import PeerId
-from node.core.journey import Plan
-from node.epoch import events as ev
 from node.epoch.leader.leader import Leader, Phase
 from node.epoch.leader.peers.life import PAUSES
 from node.epoch.pace import ASK_AFTER
@@ -126,9 +126,9 @@ def test_another_attempt_has_more_time_up_to_a_bound() -> None:
 
 def test_nobody_makes_the_others_wait_by_calling_itself_slow() -> None:
     honest, plan = told(TERA)
-    before = honest.deadlines.round(honest.roster, plan)
+    before = honest.planning.deadlines.round(honest.roster, plan)
     tell(honest, [heard(S1, costs=Measured(tera_s=1e4))], 3.0)
-    assert honest.deadlines.round(honest.roster, plan) <= BEYOND * before
+    assert honest.planning.deadlines.round(honest.roster, plan) <= BEYOND * before
     tell(honest, [heard(p, costs=Measured(1e4, 1e4, tera_s=1e4)) for p in (E, S1, S2, T1)], 4.0)
     assert Deadlines(facts(**WORK)).run(honest.roster, plan.paths) == MOST_S
 

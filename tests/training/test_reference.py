@@ -67,7 +67,7 @@ def test_every_later_plan_carries_both_losses() -> None:
         plan = next_plan(evaluated(leader, plan, 4.0, now))
         assert Plan.parse(plan.canonical()) == plan
     heir = Leader(S1, facts(**KEEPS), history=PastPlan(plan))
-    assert heir.reference == plan.reference
+    assert heir.losses.reference == plan.reference
     assert PlanContext.before(plan).reference == plan.reference
     assert PlanContext.after(plan, (), {}, 0).reference == plan.reference
 
