@@ -237,7 +237,6 @@ class Leader:
 
     def _gone(self, peer: PeerId, now: float, why: str) -> Actions:
         """Go on without a peer."""
-        self.roster.life.probed(peer)
         if peer == self.me:
             return []
         known = self.roster.gone(peer)
@@ -505,7 +504,6 @@ class Leader:
         """The members of the new cell have left this one, and for a while they still give the state
         they held."""
         for m in founded.members:
-            self.roster.life.probed(m.peer)
             self.roster.gone(m.peer)
         self.gathering.changed(now)
         return [reports.cell_divided(founded), self._sends(founded)]

@@ -68,6 +68,7 @@ class SignsOfLife:
         """The peer is here no more."""
         self.heard.pop(peer, None)
         self._pauses.pop(peer, None)
+        self._probed.pop(peer, None)
 
     def silent_s(self, peer: PeerId, now: float) -> float:
         """Seconds since the last sign of life of a peer that is silent for longer than usual, 0 for
