@@ -1,5 +1,5 @@
 """The time between two epochs: the reason for waiting, and requests to peers to change their stage.
-Pure. Enters: the roster, the peers that come and go. Leaves: True once enough peers are here.
+Pure. Enters: the roster, the peers that come and go. Leaves: requests, the reason for waiting.
 Never: a plan, the version that it starts from (:mod:`node.epoch.leader.starting_point`)."""
 
 from collections.abc import Mapping, Sequence
