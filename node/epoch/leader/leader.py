@@ -369,7 +369,7 @@ class Leader:
     # ----------------------------------------------------------- gather
 
     def _try_plan(self, now: float) -> Actions:
-        """Plan an epoch, or wait for what is missing."""
+        """Plan an epoch, or wait for missing peers, versions and voters."""
         gathering = self.gathering
         roster = self.roster
         if gathering.resigns():

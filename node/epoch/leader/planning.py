@@ -110,9 +110,9 @@ class Planning:
         return NextPlan(plan, founded, said, fact, start.past.owners == plan.owners)
 
     def measurement(self, roster: Roster, base: Version) -> Plan:
-        """The plan over whose members the held-out loss of ``base`` is measured before the first
-        step: the peers that would take that step. The time limit is an epoch's over one replica of
-        each stage. Nobody gets the plan."""
+        """A plan of the peers that would take the first step, to measure the held-out loss of
+        ``base`` before it. The time limit is an epoch's over one replica of each stage. Nobody gets
+        the plan."""
         stages = roster.participants.by_stage()
         workers = {s: roster.versions.workers(s, base) for s in stages}
         members = tuple(

@@ -122,9 +122,9 @@ class StartingPoint:
         return [reports.went_back(base, was)]
 
     def go_on_from_less(self, roster: Roster, now: float) -> RecordFact | None:
-        """Give up a part of what the swarm has, if nothing else lets it start: agreed digests, the
-        verdict on a disputed version, or the newest parameters of some stages. Returns the fact to
-        record, None while waiting may still help."""
+        """Give up agreed digests, the verdict on a disputed version, or the newest parameters of
+        some stages, if nothing else lets the swarm start. Returns the fact to record, None while
+        waiting may still help."""
         if lost := self._drop_agreement(roster, now):
             return reports.agreement_lost(lost)
         if self._count_undone(roster, now):

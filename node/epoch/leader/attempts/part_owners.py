@@ -1,5 +1,5 @@
-"""Owners of the parts during one attempt at an epoch: those of its plan, and those that step in for
-dead or stuck ones. Pure. Enters: reports of incomplete rounds. Leaves: the owners of the next
+"""Owners of the parts during one attempt at an epoch: the plan's owners, and members that step in
+for dead or stuck ones. Pure. Enters: reports of incomplete rounds. Leaves: the owners of the next
 round. Never: the choice of owners in a plan (:mod:`node.epoch.leader.planning`)."""
 
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +21,7 @@ class PartOwners:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self.changed: dict[str, PeerId] = {}
-        """By part, only owners that differ from the plan's."""
+        """Owners that differ from the plan's, by part."""
         self._stuck: dict[PeerId, int] = {}
         """Rounds in a row in which a living owner did not get its parts stepped."""
 

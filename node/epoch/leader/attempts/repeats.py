@@ -1,4 +1,4 @@
-"""Repetitions under one leader: rounds that were repaired, and epochs whose replicas disagreed.
+"""Repetitions under one leader: repaired rounds, and epochs repeated because replicas disagreed.
 Pure."""
 
 from node.core.journey import Version
@@ -16,7 +16,7 @@ class Repeats:
         self.repaired = 0
         """Rounds that were repaired."""
         self.mismatches = 0
-        """Members, and stages of repeated epochs, whose parameters differed."""
+        """Members with other parameters than most, and stages of repeated epochs."""
         self._disputed = GENESIS
         """The last version after which members made different parameters."""
         self._times = 0
@@ -27,7 +27,7 @@ class Repeats:
         self.repaired += 1
 
     def differed(self, count: int) -> None:
-        """So many members or stages ended with other parameters than most."""
+        """``count`` members or stages ended with other parameters than most."""
         self.mismatches += count
 
     def recount(self, base: Version) -> bool:

@@ -14,8 +14,8 @@ starts only when the note arrives."""
 
 @dataclass
 class AttemptTimes:
-    """Times of an attempt that ``started`` then, and whose phase under way ends at
-    ``deadline``."""
+    """Times of an attempt. ``started``: its beginning; ``deadline``: end of the phase under
+    way."""
 
     started: float
     deadline: float
