@@ -13,9 +13,9 @@ from node.core.ids import PeerId
 from node.core.journey import Version
 from node.epoch.facts import RunFacts
 from node.epoch.leader.leader import Leader
-from node.epoch.leader.peers.versions import Versions
 from node.epoch.leader.roster import Roster
 from node.epoch.member import Member
+from node.epoch.peers.versions import Versions
 from node.pipeline.events import Counted
 from node.pipeline.machine import PipelineMachine
 from node.sim.faults import Fault, Schedule, lay

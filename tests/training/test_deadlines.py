@@ -17,8 +17,8 @@ from node.epoch.leader.deadlines import (
     Deadlines,
 )
 from node.epoch.leader.leader import Leader, Phase
-from node.epoch.leader.peers.life import PAUSES
 from node.epoch.pace import ASK_AFTER
+from node.epoch.peers.life import PAUSES
 from node.scheduler.costs import BEYOND, NOTHING, LinkCost, Measured
 from tests.training.run_facts import facts
 from tests.training.test_leader import S1, S2, T1, E, begun, commits, heard, led, reported, tell

@@ -11,8 +11,8 @@ from node.core.journey import Path, Plan, PlanMember, Version
 from node.core.samples import SampleClass
 from node.epoch import events as ev
 from node.epoch.leader.gathering import SETTLES
-from node.epoch.leader.peers.life import UNANSWERED_S
 from node.epoch.leader.roster import Roster
+from node.epoch.peers.life import UNANSWERED_S
 from node.epoch.plan_context import Memory, makes
 from tests.training.run_facts import facts
 from tests.training.test_leader import (

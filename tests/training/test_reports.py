@@ -4,10 +4,10 @@ import pytest
 
 from node.core.ids import CellId, PeerId
 from node.core.journey import Partner, Plan, PlanMember, Version, Window
+from node.epoch.attempts.timing import AttemptTimes
 from node.epoch.events import RecordFact
 from node.epoch.leader import reports
 from node.epoch.leader.attempt import EpochAttempt
-from node.epoch.leader.attempts.timing import AttemptTimes
 
 OWN = CellId("ab" * 8)
 OTHER = CellId("cd" * 8)

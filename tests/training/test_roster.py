@@ -8,10 +8,10 @@ import pytest
 from node.core.ids import PeerId
 from node.core.journey import Version
 from node.epoch import events as ev
-from node.epoch.leader.peers.speeds import CEILING, FORGIVE_AFTER
-from node.epoch.leader.peers.versions import majority
 from node.epoch.leader.roster import Roster
 from node.epoch.pace import ALL_OWN
+from node.epoch.peers.speeds import CEILING, FORGIVE_AFTER
+from node.epoch.peers.versions import majority
 from node.scheduler.costs import NOTHING, LinkCost, Measured
 
 A, B, C, D = (PeerId(p) for p in "ABCD")

@@ -8,12 +8,12 @@ from node.consensus.voters import Commitment, decide
 from node.core.ids import PeerId
 from node.core.journey import Plan, PlanMember, Version
 from node.epoch import events as ev
+from node.epoch.attempts.digests import StageDigests
+from node.epoch.attempts.part_owners import PartOwners
+from node.epoch.attempts.results import MicroBatchResults
+from node.epoch.attempts.timing import AttemptTimes
 from node.epoch.facts import Assign
-from node.epoch.leader.attempts.digests import StageDigests
-from node.epoch.leader.attempts.part_owners import PartOwners
-from node.epoch.leader.attempts.results import MicroBatchResults
-from node.epoch.leader.attempts.timing import AttemptTimes
-from node.epoch.leader.peers.versions import majority
+from node.epoch.peers.versions import majority
 from node.epoch.plan_context import makes
 
 COPIES = 2

@@ -19,11 +19,11 @@ from node.core.ids import NO_CELL, CellId, PeerId
 from node.core.journey import Electorate, Plan, Version
 from node.core.patience import GAP_S
 from node.epoch import events as ev
+from node.epoch.attempts.repeats import Repeats
+from node.epoch.attempts.timing import AttemptTimes
 from node.epoch.facts import RunFacts
 from node.epoch.leader import reports
 from node.epoch.leader.attempt import EpochAttempt
-from node.epoch.leader.attempts.repeats import Repeats
-from node.epoch.leader.attempts.timing import AttemptTimes
 from node.epoch.leader.conduct import Conduct, Record
 from node.epoch.leader.evaluation import Evaluation
 from node.epoch.leader.gathering import Gathering

@@ -11,11 +11,11 @@ from types import MappingProxyType
 from node.core.ids import PeerId
 from node.epoch import events as ev
 from node.epoch.facts import Waits
-from node.epoch.leader.peers.life import SignsOfLife
-from node.epoch.leader.peers.participants import Participants
-from node.epoch.leader.peers.peers import Peers
-from node.epoch.leader.peers.speeds import Speeds
-from node.epoch.leader.peers.versions import Stood, Versions
+from node.epoch.peers.life import SignsOfLife
+from node.epoch.peers.participants import Participants
+from node.epoch.peers.peers import Peers
+from node.epoch.peers.speeds import Speeds
+from node.epoch.peers.versions import Stood, Versions
 
 NO_LEADER = PeerId("")
 NO_OWNERS: Mapping[int, set[PeerId]] = MappingProxyType({})

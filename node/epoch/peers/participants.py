@@ -1,15 +1,15 @@
 """The peers that take part in the plans of a leader: which of those that are here are proven to
 reach the leader and the owners of their stage. Pure. Enters: the peers, the connections that they
 report. Leaves: replicas and possible owners of each stage, missing connections. Never: a version of
-the parameters (:mod:`node.epoch.leader.peers.versions`)."""
+the parameters (:mod:`node.epoch.peers.versions`)."""
 
 from collections.abc import Mapping, Sequence
 from copy import copy
 
 from node.core.ids import PeerId
 from node.epoch import events as ev
-from node.epoch.leader.peers.peers import Peers
 from node.epoch.pace import ALL_OWN, MOST_LACKING
+from node.epoch.peers.peers import Peers
 
 
 class Participants:

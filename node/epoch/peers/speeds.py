@@ -11,7 +11,7 @@ from copy import copy
 from statistics import median
 
 from node.core.ids import PeerId
-from node.epoch.leader.peers.peers import Peers
+from node.epoch.peers.peers import Peers
 from node.scheduler.costs import NOTHING, Measured, quantise
 
 FORGIVE_AFTER = 8

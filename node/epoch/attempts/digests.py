@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from node.core.ids import PeerId
-from node.epoch.leader.peers.versions import majority
+from node.epoch.peers.versions import majority
 
 
 @dataclass(frozen=True)

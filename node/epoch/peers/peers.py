@@ -1,7 +1,7 @@
 """The peers that the leader has heard of, by their newest heartbeats. Pure. Enters: heartbeats,
 reports of commits, losses. Leaves: the peers of each stage. Never: their signs of life
-(:mod:`node.epoch.leader.peers.life`), the ways between them
-(:mod:`node.epoch.leader.peers.participants`)."""
+(:mod:`node.epoch.peers.life`), the ways between them
+(:mod:`node.epoch.peers.participants`)."""
 
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy

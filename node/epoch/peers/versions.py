@@ -14,8 +14,8 @@ from typing import TypeVar
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Version
 from node.epoch import events as ev
-from node.epoch.leader.peers.participants import Participants
-from node.epoch.leader.peers.peers import Peers
+from node.epoch.peers.participants import Participants
+from node.epoch.peers.peers import Peers
 
 H = TypeVar("H", bound=Hashable)
 Stood = Callable[[Version], Mapping[int, Version]]
