@@ -242,14 +242,16 @@ class Ours(Rule):
         self.due, roster = now + self.every_s, self.roster
         for name, peer in peers.items():
             if peer.serves <= now and peer.life.dies > now - LATE_S:
-                roster.hear(ev.Heartbeat(name, peer.stage, BASE, "d", speed=peer.measured), now)
+                roster.hear(
+                    ev.Heartbeat(name, peer.stage, BASE, "d", ev.Capacity(peer.measured)), now
+                )
         for name in [
             p
-            for p in roster.candidates
+            for p in roster.peers.candidates
             if p not in peers or peers[p].serves > now or peers[p].life.dies <= now - LATE_S
         ]:
             roster.gone(name)
-        roster.agree(BASE)
+        roster.versions.agree(BASE)
         return [(move.peer, move.target) for move in self.balance.look(roster, BASE, now)]
 
 

@@ -265,7 +265,7 @@ class Band:
         for one in self.all:
             one.epoch = epoch
             heard = ev.Heartbeat(
-                one.me, one.stage, Version(epoch, FAKE), "d" * 16, 1.0, (), 0, tokens
+                one.me, one.stage, Version(epoch, FAKE), "d" * 16, ev.Capacity(1.0), (), 0, tokens
             )
             found += [
                 (one, p, notes.ready_note(heard))

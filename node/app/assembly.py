@@ -61,7 +61,14 @@ from node.data.sources import open_source
 from node.data.streamed.stream import Stream
 from node.data.tokenizer import GET_TOKENIZER, Tokenizer
 from node.data.tokenizer_files import TokenizerFiles
-from node.epoch.facts import PlanFunctions, RunFacts, Waits, WorkSizes
+from node.epoch.facts import (
+    EvaluationFacts,
+    GlobalBatch,
+    PlanFunctions,
+    RunFacts,
+    Waits,
+    WorkSizes,
+)
 from node.epoch.pace import PROBE_WAYS_S
 from node.fine_tuning import advice
 from node.identity.keys import Signer
@@ -687,13 +694,14 @@ def run_facts(
     return RunFacts(
         stages=p.stages,
         epochs=t.epochs,
-        target_batch=t.target_batch,
-        micro_batch=p.micro_batch,
+        batch=GlobalBatch(t.target_batch, p.micro_batch),
         min_replicas=t.min_replicas,
-        eval_every=t.eval_every,
-        reference=t.reference,
-        warmup=manifest.optimizer.warmup,
-        advice=advice(manifest.optimizer),
+        evaluation=EvaluationFacts(
+            eval_every=t.eval_every,
+            reference=t.reference,
+            warmup=manifest.optimizer.warmup,
+            advice=advice(manifest.optimizer),
+        ),
         run_id=manifest.run_id,
         spare=p.stages - manifest.scheduler.hops(p.stages),
         prove=True,

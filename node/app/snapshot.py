@@ -242,9 +242,9 @@ class SnapshotBuilder:
         costs = None
         repaired = mismatches = 0
         if leader:
-            costs = leader.routing.costs
-            repaired = leader.repaired
-            mismatches = leader.mismatches
+            costs = leader.planning.routing.costs
+            repaired = leader.repeats.repaired
+            mismatches = leader.repeats.mismatches
         replicas = 1
         if d.presence:
             replicas += len(d.presence.view.replicas(here))
@@ -426,7 +426,7 @@ class SnapshotBuilder:
         reporting = dict[PeerId, int]()
         if training.leader is not None:
             # A peer that has just published its record reports with its next heartbeat.
-            known = {*view.follows, *training.leader.roster.candidates, *unreached}
+            known = {*view.follows, *training.leader.roster.peers.candidates, *unreached}
             reporting = {p: stage for p, stage in hosts.items() if p not in known}
         text_trouble = ""
         if text is not None:
@@ -472,7 +472,7 @@ class SnapshotBuilder:
         leader = a.training.leader
         at_once = None
         if leader is not None and loading:
-            at_once = leader.waiting
+            at_once = leader.gathering.waiting
         return a.training.waiting() or at_once
 
     def _swarm(self, m: Manifest | None) -> ask.SwarmLine | None:
@@ -540,7 +540,7 @@ class SnapshotBuilder:
             return 0
         leader = a.training.leader
         if leader is not None:
-            return leader.repaired
+            return leader.repeats.repaired
         return a.work.rounds.failed
 
     # ----------------------------------------------------------- ways

@@ -41,7 +41,8 @@ class Briefing:
         """The news since the last call, then ``event`` as the leader may take it."""
         if isinstance(event, ev.Heartbeat) and event.stage == ENDS:
             if not self._may_lead(event.peer):
-                event = replace(event, may_lead=False)
+                membership = replace(event.membership, may_lead=False)
+                event = replace(event, membership=membership)
         return [*self._news(), event]
 
     def _news(self) -> list[Any]:

@@ -154,9 +154,9 @@ class Candidacy:
 
     def _holds_up(self, leader: Leader) -> bool:
         """Return True if others wait for this leader, one of them at the ends."""
-        others = {p: c for p, c in leader.roster.candidates.items() if p != self._kit.me}
+        others = {p: c for p, c in leader.roster.peers.candidates.items() if p != self._kit.me}
         ends = any(c.stage == ENDS for c in others.values())
-        return ends and leader.phase is Phase.GATHER and leader.waiting is not None
+        return ends and leader.phase is Phase.GATHER and leader.gathering.waiting is not None
 
     def _gather(self) -> None:
         """Ask the other members of the newest plan to report to this peer, which leads now. They

@@ -132,8 +132,7 @@ class Leading:
             kit.me,
             kit.facts,
             term=member.term,
-            history=member.plan,
-            dropped=member.dropped,
+            history=member.followed,
             rules=rules,
             known=self._work.colleagues.all,
             cell=self._own.cell,
@@ -175,8 +174,8 @@ class Leading:
         now = self._kit.clock.now()
         for each in self._briefing.before(event):
             actions = self.leader.handle(each, now)
-            if self.leader.commit is not None:
-                self.tally.certify(self.leader.commit)
+            if self.leader.voting.commit is not None:
+                self.tally.certify(self.leader.voting.commit)
             self._carry_out(actions)
 
     def hear_own(self, note: pb.Note) -> None:

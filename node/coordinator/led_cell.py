@@ -51,7 +51,7 @@ class LedCell:
         leader = self._training.leader
         if leader is None:
             return 0
-        return leader.windows.number()
+        return leader.planning.windows.number()
 
     @property
     def anchor(self) -> str:

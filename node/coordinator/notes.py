@@ -235,23 +235,23 @@ def ready_note(
             stage=e.stage,
             at=version_note(e.at),
             digest=e.digest,
-            speed=e.speed,
+            speed=e.capacity.speed,
             reachable=[version_note(v) for v in e.reachable[-REACHABLE:]],
             term=e.term,
             tokens=e.tokens,
             leaving=e.leaving,
-            seen=dict(e.seen[:SEEN]),
-            room=e.room,
-            costs=cost_note(e.costs),
-            change=e.change,
-            window=e.mean[0],
-            mean=e.mean[1],
+            seen=dict(e.capacity.seen[:SEEN]),
+            room=e.capacity.room,
+            costs=cost_note(e.capacity.costs),
+            change=e.membership.change,
+            window=e.outer.mean[0],
+            mean=e.outer.mean[1],
             orphan=e.orphan,
-            anchor=e.anchor,
+            anchor=e.outer.anchor,
             supports_at=supports_at,
             supports=supports,
             doubles=map(double_note, doubles),
-            cell=e.cell,
+            cell=e.membership.cell,
         ),
     )
 
@@ -294,6 +294,17 @@ def parse_costs(note: pb.CostNote) -> Measured:
         float(note.up),
         float(note.down),
         decoded(note.tera),
+    )
+
+
+def parse_capacity(note: pb.ReadyNote) -> ev.Capacity:
+    """The capacity of a heartbeat's sender. Raises WireError for numbers that no peer sends."""
+    rates = sorted(note.seen.items())[:SEEN]
+    return ev.Capacity(
+        _rate(note.speed),
+        _count(note.room),
+        tuple((peer_name(peer), _rate(rate)) for peer, rate in rates),
+        parse_costs(note.costs),
     )
 
 
@@ -364,19 +375,14 @@ def leader_event(note: pb.Note, peer: PeerId) -> object | None:
                 r.stage,
                 parse_version(r.at),
                 _digest(r.digest),
-                _rate(r.speed),
+                parse_capacity(r),
                 tuple(parse_version(v) for v in r.reachable[-REACHABLE:]),
                 _count(r.term, MOST_TERM),
                 _count(r.tokens),
                 r.leaving,
-                tuple((peer_name(p), _rate(rate)) for p, rate in sorted(r.seen.items())[:SEEN]),
-                _count(r.room),
-                parse_costs(r.costs),
-                r.change,
-                (_count(r.window), _digest(r.mean)),
+                ev.OuterReport((_count(r.window), _digest(r.mean)), _digest(r.anchor)),
                 r.orphan,
-                _digest(r.anchor),
-                _cell(r.cell),
+                ev.Membership(_cell(r.cell), r.change),
             )
         case "finished":
             rows = tuple(

@@ -196,21 +196,21 @@ class Reporting:
             kit.stage,
             m.at,
             work.stage.digest,
-            work.speed(),
+            ev.Capacity(
+                work.speed(),
+                work.room,
+                tuple(sorted(work.engines.pipeline.timing.rates().items())),
+                work.costs(),
+            ),
             m.reachable,
             m.term,
             # A peer that went back to an older version may remember more tokens than that history
             # can have counted.
             kit.facts.bounds.counted(m.at.epoch, m.tokens),
             self._candidacy.leaving,
-            tuple(sorted(work.engines.pipeline.timing.rates().items())),
-            work.room,
-            work.costs(),
-            self._admission.changes.tells(leader or kit.me),
-            work.windows.mean,
+            ev.OuterReport(work.windows.mean, work.anchor.name),
             m.orphan,
-            work.anchor.name,
-            self._candidacy.cell,
+            ev.Membership(self._candidacy.cell, self._admission.changes.tells(leader or kit.me)),
         )
 
     # ----------------------------------------------------------- other messages

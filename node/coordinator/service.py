@@ -336,7 +336,7 @@ class Training(rpc.TrainingServicer):
             reply.waits_for = self.waiting_for()
             reply.lost.extend(self.kit.vitals.lost())
             if self.facts.prove:
-                reply.lacking.peers.extend(self.leader.roster.lacking(peer))
+                reply.lacking.peers.extend(self.leader.roster.participants.lacking(peer))
         return reply
 
     async def _hear(self, peer: PeerId, note: pb.Note) -> str | None:
@@ -384,12 +384,12 @@ class Training(rpc.TrainingServicer):
         doubles = notes.parse_doubles(note.ready.doubles)
         if isinstance(event, ev.Heartbeat):
             self.kit.vitals.leaves(peer, event.leaving)
-        if isinstance(event, ev.Heartbeat) and event.change:
+        if isinstance(event, ev.Heartbeat) and event.membership.change:
             try:
-                self.change(event.change)
+                self.change(event.membership.change)
             except Refused as e:
                 raise WireError(e.what) from e
-        if isinstance(event, ev.Heartbeat) and event.cell not in (NO_CELL, self.cell):
+        if isinstance(event, ev.Heartbeat) and event.membership.cell not in (NO_CELL, self.cell):
             return "this peer is in another cell"
         if self.leader is None and isinstance(event, ev.Heartbeat):
             self.candidacy.claimed(peer)
@@ -576,7 +576,7 @@ class Training(rpc.TrainingServicer):
         if self.leader is not None:
             if self.leader.phase is not Phase.GATHER:
                 return None
-            return self.leader.waiting
+            return self.leader.gathering.waiting
         leader = self.leader_id()
         if leader is None:
             return Wait(Lack.ENDS)

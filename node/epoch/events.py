@@ -17,6 +17,48 @@ from node.scheduler.router import SearchJob
 
 
 @dataclass(frozen=True)
+class Capacity:
+    """A peer's capacity for work, as it reports it itself.
+
+    ``speed``   its own measurement, in micro-batches per second
+    ``room``    bytes of optimizer state that it can keep as an owner, 0: unknown
+    ``seen``    its measurements of neighbours, in micro-batches per second
+    ``costs``   measured costs of its work and its connections
+    """
+
+    speed: float = 0.0
+    room: int = 0
+    seen: tuple[tuple[PeerId, float], ...] = ()
+    costs: Measured = NOTHING
+
+    def stands(self) -> "Capacity":
+        """The capacity without its measurements, which differ from one heartbeat to the next."""
+        return Capacity(room=self.room)
+
+
+@dataclass(frozen=True)
+class OuterReport:
+    """A peer's report for averaging between cells. ``mean``: the newest window for which it has the
+    mean, and the mean's digest; ``anchor``: digest of anchor and momentum, if they must be equal in
+    all cells."""
+
+    mean: tuple[int, str] = (0, "")
+    anchor: str = ""
+
+
+@dataclass(frozen=True)
+class Membership:
+    """A peer's place in the run. ``cell``: its cell, empty if it does not say. ``change``: the
+    owner's newest change that it knows, not checked yet. Both are for the service that receives the
+    heartbeat, not for the leader's state machine. ``may_lead``: the run lets the peer lead, by the
+    receiver's knowledge."""
+
+    cell: CellId = NO_CELL
+    change: str = ""
+    may_lead: bool = True
+
+
+@dataclass(frozen=True)
 class Heartbeat:
     """A peer's report that it is alive, with the state it holds.
 
@@ -24,43 +66,27 @@ class Heartbeat:
     ``reachable``   other versions that it can put in place
     ``term``        the highest term that it has followed
     ``leaving``     plan without it; its state can still be fetched for a moment
-    ``speed``       its own measurement, ``seen``: its measurements of neighbours, both in
-                    micro-batches per second
-    ``room``        bytes of optimizer state that it can keep as an owner, 0: unknown
-    ``costs``       measured costs of its work and its connections
-    ``mean``        the newest window for which it has the mean, and the mean's digest
-    ``anchor``      digest of anchor and momentum, if they must be equal in all cells
     ``orphan``      ``at`` is of a lineage that went on without a majority of its voters
-    ``may_lead``    the run lets the peer lead, by the receiver's knowledge
-
-    For the service that receives it, not for the leader's state machine: ``change``, the owner's
-    newest change, not checked yet; ``cell``: the sender's cell, empty if it does not say.
     """
 
     peer: PeerId
     stage: int
     at: Version
     digest: str
-    speed: float = 0.0
+    capacity: Capacity = Capacity()
     reachable: tuple[Version, ...] = ()
     term: int = 0
     tokens: int = 0
     leaving: bool = False
-    seen: tuple[tuple[PeerId, float], ...] = ()
-    room: int = 0
-    costs: Measured = NOTHING
-    change: str = ""
-    mean: tuple[int, str] = (0, "")
+    outer: OuterReport = OuterReport()
     orphan: bool = False
-    anchor: str = ""
-    cell: CellId = NO_CELL
-    may_lead: bool = True
+    membership: Membership = Membership()
 
     def stands(self) -> "Heartbeat":
         """The heartbeat without its measurements, which differ from one to the next, and without
         the fields for the receiving service."""
-        own = replace(self, speed=0.0, seen=(), costs=NOTHING)
-        return replace(own, change="", cell=NO_CELL)
+        membership = Membership(may_lead=self.membership.may_lead)
+        return replace(self, capacity=self.capacity.stands(), membership=membership)
 
 
 @dataclass(frozen=True)

@@ -80,23 +80,48 @@ class PlanFunctions:
 
 
 @dataclass(frozen=True)
+class GlobalBatch:
+    """The samples of an epoch. ``target_batch``: all of them; ``micro_batch``: samples that travel
+    the pipeline as one."""
+
+    target_batch: int
+    micro_batch: int
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of an epoch."""
+        return self.target_batch // self.micro_batch
+
+
+@dataclass(frozen=True)
+class EvaluationFacts:
+    """Evaluations on the held-out text. ``eval_every``: epochs between two, 0 for none.
+    ``reference``: plans carry the losses before the first step. ``warmup``: epochs over which the
+    learning rate rises. ``advice``: text for the owner of a run, if the held-out loss is above that
+    reference after the warmup."""
+
+    eval_every: int
+    reference: bool
+    warmup: int
+    advice: str
+
+
+@dataclass(frozen=True)
 class RunFacts:
     """Facts that the manifest fixes.
 
-    ``spare``: number of block stages that a plan may leave out when nobody holds them. ``prove``:
-    only peers that say they reach each other share a path or a cell. ``may_lead(peer)``: returns
-    True if the run lets that peer lead, by this peer's knowledge; it changes with time, so a leader
-    finds it in heartbeats. ``reference``: plans carry the
-    losses before the first step. ``warmup``: epochs over which the learning rate rises. ``advice``:
-    text for the owner of a run, if the held-out loss is above that reference after the warmup.
+    ``min_replicas``: live peers that every block stage needs before the first epoch. ``spare``:
+    number of block stages that a plan may leave out when nobody holds them. ``prove``: only peers
+    that say they reach each other share a path or a cell. ``may_lead(peer)``: returns True if the
+    run lets that peer lead, by this peer's knowledge; it changes with time, so a leader finds it in
+    heartbeats.
     """
 
     stages: int
     epochs: int
-    target_batch: int
-    micro_batch: int
+    batch: GlobalBatch
     min_replicas: int
-    eval_every: int
+    evaluation: EvaluationFacts
     waits: Waits
     make: PlanFunctions
     sizes: WorkSizes = field(default_factory=WorkSizes)
@@ -104,16 +129,18 @@ class RunFacts:
     spare: int = 0
     prove: bool = False
     may_lead: Callable[[PeerId], bool] = lambda peer: True
-    reference: bool = False
-    warmup: int = 0
-    advice: str = ""
 
     @property
     def bounds(self) -> Bounds:
         """Bounds on the numbers that other peers report."""
         return Bounds(
             self.epochs,
-            self.target_batch * self.sizes.sequence,
+            self.batch.target_batch * self.sizes.sequence,
             self.stages,
-            self.target_batch // self.micro_batch,
+            self.batch.micro_batches,
         )
+
+    @property
+    def micro_batch_tokens(self) -> int:
+        """The most tokens of a micro-batch; 0 if unknown."""
+        return self.batch.micro_batch * self.sizes.sequence

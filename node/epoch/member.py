@@ -17,7 +17,7 @@ from node.consensus.admission import Holdings, unfollowable
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version
 from node.epoch import events as ev
-from node.epoch.plan_context import makes
+from node.epoch.plan_context import PastPlan, makes
 
 
 class MemberState(Enum):
@@ -51,12 +51,10 @@ class Member:
         self.state = MemberState.IDLE
         self.plan: Plan | None = None
         self.term = 0
-        self.attempt = 0
         self.orphan = False
         """True if the lineage of ``at`` went on without a majority of its voters."""
-        self.dropped: tuple[int, ...] = ()
-        """Micro-batches of the plan in force that do not count, from the leader's last round."""
-        self._counted = 0
+        self._newest_round: ev.RoundArrived | None = None
+        """The leader's newest round of the plan in force."""
         self._older: list[tuple[Plan, tuple[int, ...]]] = []
 
     @property
@@ -65,12 +63,33 @@ class Member:
         return self.state in (MemberState.RUN, MemberState.AVERAGE, MemberState.COPY)
 
     @property
+    def _under_way(self) -> ev.RoundArrived | None:
+        """The round that this member takes part in; None if it takes part in none."""
+        if self.state in (MemberState.AVERAGE, MemberState.COPY):
+            return self._newest_round
+        return None
+
+    @property
     def reachable(self) -> tuple[Version, ...]:
         """Versions other than ``at`` that this peer can put in place at once."""
         versions = {*self.checkpoints}
         if self.before is not None:
             versions.add(self.before)
         return tuple(sorted(versions - {self.at}))
+
+    @property
+    def dropped(self) -> tuple[int, ...]:
+        """Micro-batches of the plan in force that do not count, by the leader's newest round."""
+        if self._newest_round is None:
+            return ()
+        return self._newest_round.dropped
+
+    @property
+    def followed(self) -> PastPlan | None:
+        """The plan in force, or followed last."""
+        if self.plan is None:
+            return None
+        return PastPlan(self.plan, self.dropped)
 
     def remembers(self, version: Version) -> tuple[Plan | None, tuple[int, ...]]:
         """The newest plan known here that starts from ``version`` or made it, with its dropped
@@ -148,8 +167,7 @@ class Member:
         self._remember()
         self.plan = plan
         self.term = plan.term
-        self.attempt = 0
-        self.dropped = ()
+        self._newest_round = None
         if current:
             self.orphan = plan.electorate.orphan
         if plan.parent:
@@ -207,31 +225,27 @@ class Member:
             return [ev.RefuseCaller("this round belongs to a plan that is not in force here")]
         if r.leader != plan.leader:
             return [ev.RefuseCaller("only the plan's leader opens its rounds")]
+        under_way = self._under_way
         if self.state is MemberState.DONE or (
-            self.state in (MemberState.AVERAGE, MemberState.COPY) and r.attempt == self.attempt
+            under_way is not None and r.attempt == under_way.attempt
         ):
             return []  # told twice, because the first answer was lost on its way
         fresh = self.state is MemberState.RUN and r.attempt >= 0
-        if not fresh and not (
-            self.state in (MemberState.AVERAGE, MemberState.COPY) and r.attempt > self.attempt
-        ):
+        if not fresh and not (under_way is not None and r.attempt > under_way.attempt):
             return [ev.RefuseCaller(f"attempt {r.attempt} is over")]
         if self.me in r.dead:
             return [ev.RefuseCaller("the leader counts this peer as dead")]
         me = plan.member(self.me)
-        self.attempt = r.attempt
-        self.dropped = r.dropped
-        self._counted = r.tokens
+        self._newest_round = r
         self.state = MemberState.COPY if r.sources else MemberState.AVERAGE
         return [ev.StartRound(plan, r, me is not None and not me.current)]
 
     def _ended(self, e: ev.RoundEnded) -> list[Any]:
         plan = self.plan
-        if (
-            plan is None
-            or self.state not in (MemberState.AVERAGE, MemberState.COPY)
-            or (e.epoch, e.term, e.attempt) != (plan.epoch, plan.term, self.attempt)
-        ):
+        under_way = self._under_way
+        if plan is None or under_way is None:
+            return []
+        if (e.epoch, e.term, e.attempt) != (plan.epoch, plan.term, under_way.attempt):
             return []
         if e.missing:
             return [ev.TellIncomplete(plan, e)]
@@ -240,11 +254,10 @@ class Member:
     def _adopted(self, e: ev.Adopted) -> list[Any]:
         plan = self.plan
         ended = e.ended
-        if (
-            plan is None
-            or (ended.epoch, ended.term) != (plan.epoch, plan.term)
-            or self.state not in (MemberState.AVERAGE, MemberState.COPY)
-        ):
+        under_way = self._under_way
+        if plan is None or under_way is None:
+            return []
+        if (ended.epoch, ended.term) != (plan.epoch, plan.term):
             return []
         me = plan.member(self.me)
         # A listener never held the version before, so it has nothing to go back to.
@@ -253,6 +266,6 @@ class Member:
             self.before = plan.base
         self.at = makes(plan, self.dropped)
         self.orphan = plan.electorate.orphan
-        self.tokens = plan.tokens + self._counted
+        self.tokens = plan.tokens + under_way.tokens
         self.state = MemberState.DONE
         return [ev.TellCommitted(plan, ended.attempt, e.digest)]

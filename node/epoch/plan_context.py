@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from node.core.ids import PeerId
-from node.core.journey import UNKNOWN, Losses, Plan, Version, lineage_after
+from node.core.journey import UNKNOWN, Losses, Path, Plan, Version, lineage_after
 from node.core.samples import WHOLE, Cursor, SampleClass
 from node.data.order import Sampler
 
@@ -63,20 +63,35 @@ class PlanContext:
         )
 
 
-class Memory:
-    """The leader's knowledge of plans. ``history``: the newest plan known; ``dropped``: its
-    micro-batches that did not count. :meth:`recalled` replaces both by the memory of other
-    peers."""
+@dataclass(frozen=True)
+class PastPlan:
+    """A plan that was followed. ``dropped``: its micro-batches that did not count."""
 
-    def __init__(
-        self,
-        history: Plan | None,
-        dropped: Sequence[int],
-    ) -> None:
+    plan: Plan
+    dropped: tuple[int, ...] = ()
+
+    @property
+    def counted(self) -> list[Path]:
+        """Paths of the micro-batches that counted."""
+        return [path for path in self.plan.paths if path.index not in self.dropped]
+
+
+class Memory:
+    """The leader's knowledge of plans. ``newest``: the newest plan known, if any. :meth:`recalled`
+    replaces it by the memory of other peers."""
+
+    def __init__(self, newest: PastPlan | None) -> None:
         self._kept: dict[Version, PlanContext] = {}
         """Contexts in the checkpoints of this peer."""
-        self.history = history
-        self._dropped = tuple(dropped)
+        self.history: Plan | None = None
+        """The newest plan known."""
+        self._dropped: tuple[int, ...] = ()
+        self.tokens = 0
+        """Tokens counted in the history that the swarm goes on with."""
+        if newest is not None:
+            self.history = newest.plan
+            self._dropped = newest.dropped
+            self.tokens = newest.plan.tokens
         self._next: tuple[Version, PlanContext] | None = None
         self._asked: tuple[Version, float] | None = None
         self.forgotten: set[Version] = set()
@@ -84,6 +99,10 @@ class Memory:
     def kept(self, contexts: Sequence[tuple[Version, PlanContext]]) -> None:
         """These are the contexts in the checkpoints of this peer."""
         self._kept = dict(contexts)
+
+    def goes_on(self, past: PlanContext) -> None:
+        """The swarm goes on from the version with this context."""
+        self.tokens = past.tokens
 
     def planned(self, plan: Plan) -> None:
         """This plan was made; nothing of it has been committed yet."""
@@ -100,10 +119,11 @@ class Memory:
         dropped: Sequence[int],
         tokens: int,
     ) -> None:
-        """``plan`` made ``version``, with these owners in the end."""
+        """``plan`` made ``version``, with these owners in the end. ``tokens``: counted by it."""
+        self.tokens += tokens
         self.history = plan
         self._dropped = tuple(dropped)
-        self._next = version, PlanContext.after(plan, dropped, owners, tokens)
+        self._next = version, PlanContext.after(plan, dropped, owners, self.tokens)
 
     def past(self, base: Version, tokens: int, batch: int) -> PlanContext | None:
         """The context of ``base``, None if this peer does not know it. ``tokens``: counted tokens,

@@ -68,17 +68,14 @@ def heard(peer: SimPeer, h: ev.Heartbeat) -> ev.Heartbeat:
         case "epoch":
             return replace(h, at=Version(2**62, FAKE), tokens=2**62)
         case "speed":
-            return replace(
-                h,
-                speed=1e11,
-                costs=Measured(
-                    1e-6,
-                    1e-6,
-                    1e-6,
-                    1 << 31,
-                    tuple((p, LinkCost(1e-6, 1e-6)) for p, _ in h.costs.ways),
-                ),
+            costs = Measured(
+                1e-6,
+                1e-6,
+                1e-6,
+                1 << 31,
+                tuple((p, LinkCost(1e-6, 1e-6)) for p, _ in h.capacity.costs.ways),
             )
+            return replace(h, capacity=replace(h.capacity, speed=1e11, costs=costs))
         case "digest":
             return replace(h, digest=_false(h.digest))
         case "history":
@@ -182,7 +179,9 @@ class Stranger(rpc.TrainingServicer):
                 return self._planned(self._plan(peer, peer.member.term + 1, ends=True))
             case 2:
                 at = Version(self.swarm.setup.epochs, FAKE)
-                heard = ev.Heartbeat(self.name, ENDS, at, "d", 1.0, term=2**40, tokens=2**53)
+                heard = ev.Heartbeat(
+                    self.name, ENDS, at, "d", ev.Capacity(1.0), term=2**40, tokens=2**53
+                )
                 return notes.ready_note(heard)
         return self._planned(self._heard or self._plan(peer, peer.member.term + 1))
 

@@ -170,7 +170,7 @@ def _play(swarm: SimSwarm, healed: float) -> bool:
                 leader = chief.leader
             why = Wait(Lack.ENDS)
             if leader is not None:
-                why = leader.waiting
+                why = leader.gathering.waiting
             if why is not None and why.lack is Lack.COMMON and not _common(swarm):
                 return False
             text = f"no commit in {PATIENCE_S:.0f} s: {why or 'nothing is waited for'}"

@@ -124,7 +124,11 @@ class HistoryRecorder:
         self.note(f"{peer.name} leads")
 
         def look(event: Any, decide: Decide) -> list[Any]:
-            was = machine.term, machine.roster.base, self.pure.before(machine, event)
+            was = (
+                machine.planning.terms.newest,
+                machine.roster.versions.base,
+                self.pure.before(machine, event),
+            )
             actions = decide()
             self._after_leader(peer, machine, event, actions, was)
             for a in actions:
@@ -148,7 +152,7 @@ class HistoryRecorder:
         for a in actions:
             match a:
                 case ev.SendPlan(plan):
-                    self.line.planned(plan, leader.after)
+                    self.line.planned(plan, leader.voting.after)
                     self._planned(peer, event, plan, term, base, actions)
                 case ev.SendRound(_, plan, round):
                     self.owners.round(a)

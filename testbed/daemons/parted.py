@@ -5,12 +5,12 @@ longer.
 
 import sys
 
-from node.epoch.leader import starting_point
+from node.epoch.leader import voting
 from testbed.daemons import forks
 
 MODULE = "testbed.daemons.parted"
 ALONE_S = 15.0
 
 if __name__ == "__main__":
-    starting_point.ALONE_S = ALONE_S
+    voting.ALONE_S = ALONE_S
     sys.exit(forks.main())

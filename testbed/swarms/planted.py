@@ -15,6 +15,7 @@ from node.epoch.facts import RunFacts
 from node.epoch.leader.leader import Leader
 from node.epoch.leader.roster import Roster
 from node.epoch.member import Member
+from node.epoch.peers.versions import Versions
 from node.pipeline.events import Counted
 from node.pipeline.machine import PipelineMachine
 from node.sim.faults import Fault, Schedule, lay
@@ -77,15 +78,15 @@ class CountsUnnamed(PipelineMachine):
         return super()._count(key, visit)
 
 
-class DigestsDoNotMatter(Roster):
+class DigestsDoNotMatter(Versions):
     def can_start(self, peer: PeerId, version: Version) -> bool:
-        c = self.candidates[peer]
+        c = self._peers.candidates[peer]
         return c.at == version or version in c.reachable
 
 
-class EpochsAreVersions(Roster):
+class EpochsAreVersions(Versions):
     def can_start(self, peer: PeerId, version: Version) -> bool:
-        c = self.candidates[peer]
+        c = self._peers.candidates[peer]
         return version.epoch in {v.epoch for v in (c.at, *c.reachable)}
 
 
@@ -107,12 +108,14 @@ class AnyHistory(Member):
         return super()._planned(plan, digest)
 
 
-def leads_with(roster: type[Roster]) -> Callable[..., Leader]:
-    """Factory of leaders with this roster."""
+def leads_with(versions: type[Versions]) -> Callable[..., Leader]:
+    """Factory of leaders that judge versions like this, without proofs of connections."""
 
     def leader(me: PeerId, facts: RunFacts, **history: Any) -> Leader:
         made = Leader(me, facts, **history)
-        made.roster = roster(facts.stages)
+        roster = Roster(facts.stages, late_s=facts.waits.late_s)
+        roster.versions = versions(roster.peers, roster.participants, lambda version: {})
+        made.roster = roster
         return made
 
     return leader

@@ -9,7 +9,7 @@ import pytest
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import PeerId
 from node.epoch.facts import RunFacts
-from node.epoch.leader import planning
+from node.epoch.leader import division
 from node.scheduler.near import leavers
 from node.sim.process import SimPeer
 from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
@@ -99,7 +99,7 @@ def test_a_cell_divides_only_where_both_parts_have_a_leader() -> None:
 
 def test_a_cell_without_a_second_leader_looks_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(planning, "leavers", lambda *of: asked.append(of) or leavers(*of))
+    monkeypatch.setattr(division, "leavers", lambda *of: asked.append(of) or leavers(*of))
     chosen(CELLS, 2).world.run(20.0, None)
     assert len(asked) == 1
 

@@ -39,8 +39,8 @@ class PlansKept:
             def handle(self, event: Any, now: float) -> list[Any]:
                 actions = super().handle(event, now)
                 kept.plans += [a.plan for a in actions if isinstance(a, ev.SendPlan)]
-                if self.routing.laid is not None:
-                    kept.how.add(self.routing.laid.how)
+                if self.planning.routing.laid is not None:
+                    kept.how.add(self.planning.routing.laid.how)
                 return actions
 
         self.make = MachineFactory(leader=Watched)

@@ -76,7 +76,7 @@ class AnySwarm(RuleBasedStateMachine):
             world.run(world.now + 2.0)
         chief = self.swarm.chief()
         assert len(commits) > count, (
-            f"no commit: {chief and chief.leader and chief.leader.waiting_for}"
+            f"no commit: {chief and chief.leader and chief.leader.gathering.waiting}"
         )
 
 

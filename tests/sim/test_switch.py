@@ -159,8 +159,8 @@ def test_old_or_forged_changes_are_ignored_and_counted() -> None:
         swarm.world.push(0.0, lambda: by.loop.create_task(tell()), loop=by.loop)
         swarm.world.run(swarm.world.now + 0.001)
 
-    hear(chief, liar, notes.ready_note(replace(heard, change="diloco")))
-    hear(chief, liar, notes.ready_note(replace(heard, change="forged")))
+    hear(chief, liar, notes.ready_note(replace(heard, membership=ev.Membership(change="diloco"))))
+    hear(chief, liar, notes.ready_note(replace(heard, membership=ev.Membership(change="forged"))))
     assert said[0] is None, "an honest peer may be behind"
     assert "signed" in str(said[1])
     assert chief.training.standing.known == PLAIN

@@ -34,7 +34,7 @@ class BriefedLeader:
 
     @property
     def commit(self) -> Commitment | None:
-        return self._leader.commit
+        return self._leader.voting.commit
 
     @property
     def facts(self) -> RunFacts:

@@ -4,7 +4,14 @@ from dataclasses import fields
 from typing import Any
 
 from node.core.ids import PeerId
-from node.epoch.facts import PlanFunctions, RunFacts, Waits, WorkSizes
+from node.epoch.facts import (
+    EvaluationFacts,
+    GlobalBatch,
+    PlanFunctions,
+    RunFacts,
+    Waits,
+    WorkSizes,
+)
 from node.scheduler.router import Router
 from node.scheduler.settings import SchedulerSettings
 
@@ -26,6 +33,9 @@ def facts(**kw: Any) -> RunFacts:
         "micro_batch": 4,
         "min_replicas": 1,
         "eval_every": 0,
+        "reference": False,
+        "warmup": 0,
+        "advice": "",
         "epoch_s": 20.0,
         "round_s": 6.0,
         "late_s": 20.0,
@@ -38,6 +48,8 @@ def facts(**kw: Any) -> RunFacts:
         return of(**{f.name: given.pop(f.name) for f in fields(of) if f.name in given})
 
     return RunFacts(
+        batch=value(GlobalBatch),
+        evaluation=value(EvaluationFacts),
         waits=value(Waits),
         make=value(PlanFunctions),
         sizes=value(WorkSizes),

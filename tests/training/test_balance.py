@@ -15,7 +15,7 @@ BASE = Version(3, "a" * 32)
 
 
 def hear(roster: Roster, peer: str, stage: int, speed: float = 1.0, at: Version = BASE) -> None:
-    roster.hear(ev.Heartbeat(PeerId(peer), stage, at, "d", speed=speed), 0.0)
+    roster.hear(ev.Heartbeat(PeerId(peer), stage, at, "d", ev.Capacity(speed)), 0.0)
 
 
 def swarm(*stages: str) -> tuple[Roster, Balance]:
@@ -26,7 +26,7 @@ def swarm(*stages: str) -> tuple[Roster, Balance]:
     for stage, peers in enumerate(stages, start=1):
         for peer in peers:
             hear(roster, peer, stage)
-    roster.agree(BASE)
+    roster.versions.agree(BASE)
     assert balance.look(roster, BASE, 0.0) == []
     return roster, balance
 
@@ -86,7 +86,7 @@ def test_where_peers_come_and_go_a_small_gain_does_not_pay() -> None:
         for stage, count in ((1, 12), (2, 10)):
             for i in range(count):
                 hear(roster, f"p{stage}{i:02}", stage)
-        roster.agree(BASE)
+        roster.versions.agree(BASE)
         balance.look(roster, BASE, 0.0)
         for k in range(churn):
             hear(roster, f"q{k}", 1 + k % 2)
@@ -200,8 +200,13 @@ def test_a_peer_with_unproven_ways_is_waited_for() -> None:
     for peer, stage in here.items():
         ways = tuple((PeerId(p), LinkCost(0.0, 0.0)) for p in here if "x" not in (p, peer))
         costs = Measured(ways=ways)
-        w.roster.hear(ev.Heartbeat(PeerId(peer), stage, YOUNG, "d", costs=costs), 0.0)
-    assert {s: len(peers) for s, peers in w.roster.replicas().items()} == {0: 1, 1: 3, 2: 0}
+        note = ev.Heartbeat(PeerId(peer), stage, YOUNG, "d", ev.Capacity(costs=costs))
+        w.roster.hear(note, 0.0)
+    assert {s: len(peers) for s, peers in w.roster.participants.by_stage().items()} == {
+        0: 1,
+        1: 3,
+        2: 0,
+    }
     assert w.first(2) == COMING_S
 
 
@@ -216,7 +221,7 @@ def test_ends_peers_other_than_the_leader_fill_empty_stages() -> None:
 def test_the_only_one_that_holds_what_was_agreed_on_stays() -> None:
     def asked(refuse: Collection[str]) -> list[str]:
         w = Waiting("a", "", at=BASE)
-        w.roster.agree(BASE)
+        w.roster.versions.agree(BASE)
         hear(w.roster, "new", 1, 0.0, YOUNG)
         said = []
         for t in range(300):

@@ -17,8 +17,8 @@ from node.epoch.leader.deadlines import (
     Deadlines,
 )
 from node.epoch.leader.leader import Leader, Phase
-from node.epoch.leader.roster import PAUSES
 from node.epoch.pace import ASK_AFTER
+from node.epoch.peers.life import PAUSES
 from node.scheduler.costs import BEYOND, NOTHING, LinkCost, Measured
 from tests.training.run_facts import facts
 from tests.training.test_leader import S1, S2, T1, E, begun, commits, heard, led, reported, tell
@@ -71,7 +71,7 @@ def test_a_step_of_a_minute_is_waited_for() -> None:
     assert not any(isinstance(a, ev.SendRound) for a in leader.handle(ev.ClockTick(), 103.0)), (
         "100 s later nothing is repaired"
     )
-    assert (leader.phase, leader.repaired) == (Phase.ROUND, 0)
+    assert (leader.phase, leader.repeats.repaired) == (Phase.ROUND, 0)
 
 
 def test_the_slowest_owner_counts_and_a_slow_line() -> None:
@@ -86,11 +86,11 @@ def test_the_slowest_owner_counts_and_a_slow_line() -> None:
 
 def test_rounds_that_took_long_make_the_next_deadline_longer() -> None:
     leader, plan = begun()
-    assert leader.deadlines.round(leader.roster, plan) == leader.facts.waits.round_s
-    leader.deadlines.took(plan, 20.0)
-    assert leader.deadlines.round(leader.roster, plan) > 40.0
+    assert leader.planning.deadlines.round(leader.roster, plan) == leader.facts.waits.round_s
+    leader.planning.deadlines.took(plan, 20.0)
+    assert leader.planning.deadlines.round(leader.roster, plan) > 40.0
     commits(leader, plan, 3.0)
-    assert leader.deadlines.round(leader.roster, plan) > 20.0
+    assert leader.planning.deadlines.round(leader.roster, plan) > 20.0
 
 
 def test_rounds_with_new_owners_are_measured_apart() -> None:
@@ -115,20 +115,20 @@ def test_rounds_with_new_owners_are_measured_apart() -> None:
 
 def test_another_attempt_has_more_time_up_to_a_bound() -> None:
     leader, plan = begun()
-    each = [leader.deadlines.round(leader.roster, plan, attempt) for attempt in range(6)]
+    each = [leader.planning.deadlines.round(leader.roster, plan, attempt) for attempt in range(6)]
     assert each[1] == AGAIN * each[0]
     assert each == sorted(each)
     assert each[5] == each[4]
-    leader.deadlines.took(plan, 1000.0)
-    slow = [leader.deadlines.round(leader.roster, plan, attempt) for attempt in range(3)]
+    leader.planning.deadlines.took(plan, 1000.0)
+    slow = [leader.planning.deadlines.round(leader.roster, plan, attempt) for attempt in range(3)]
     assert slow[1:] == [MOST_S, MOST_S], "no member waits longer than that"
 
 
 def test_nobody_makes_the_others_wait_by_calling_itself_slow() -> None:
     honest, plan = told(TERA)
-    before = honest.deadlines.round(honest.roster, plan)
+    before = honest.planning.deadlines.round(honest.roster, plan)
     tell(honest, [heard(S1, costs=Measured(tera_s=1e4))], 3.0)
-    assert honest.deadlines.round(honest.roster, plan) <= BEYOND * before
+    assert honest.planning.deadlines.round(honest.roster, plan) <= BEYOND * before
     tell(honest, [heard(p, costs=Measured(1e4, 1e4, tera_s=1e4)) for p in (E, S1, S2, T1)], 4.0)
     assert Deadlines(facts(**WORK)).run(honest.roster, plan.paths) == MOST_S
 
@@ -140,11 +140,11 @@ def test_nobody_makes_the_others_wait_by_calling_its_ways_slow() -> None:
 
     peers = (E, S1, S2, T1)
     leader, plan = begun([heard(p, costs=far(p, 0.5)) for p in peers], **WORK)
-    before = leader.deadlines.round(leader.roster, plan)
+    before = leader.planning.deadlines.round(leader.roster, plan)
     assert before > leader.facts.waits.round_s
     paths = Deadlines(facts(**WORK)).run(leader.roster, plan.paths)
     tell(leader, [heard(S1, costs=far(S1, 1e4))], 3.0)
-    assert leader.deadlines.round(leader.roster, plan) <= BEYOND * before
+    assert leader.planning.deadlines.round(leader.roster, plan) <= BEYOND * before
     assert Deadlines(facts(**WORK)).run(leader.roster, plan.paths) <= BEYOND * paths
 
 
@@ -172,11 +172,11 @@ def test_silence_is_asked_about_and_no_death() -> None:
     assert probes(done) == [S2]
     assert not lost(done)
     assert probes(leader.handle(ev.ClockTick(), 4.3)) == [], "one question at a time"
-    assert S2 in leader.roster.candidates
+    assert S2 in leader.roster.peers.candidates
     leader.handle(ev.ProbeAnswered(S2), 9.0)
     tell(leader, [heard(S1)], 9.0)
     assert not lost(leader.handle(ev.ClockTick(), 9.1))
-    assert S2 in leader.roster.candidates, "it lives, whatever was not heard of it"
+    assert S2 in leader.roster.peers.candidates, "it lives, whatever was not heard of it"
 
 
 def test_a_failed_probe_is_a_death_unless_the_peer_was_heard() -> None:

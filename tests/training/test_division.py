@@ -12,6 +12,7 @@ from node.core.journey import Plan, PlanMember, Version
 from node.core.samples import SampleClass
 from node.epoch import events as ev
 from node.epoch.leader.leader import Leader
+from node.epoch.plan_context import PastPlan
 from tests.training.run_facts import assign, facts
 from tests.training.test_leader import heard, with_ways
 
@@ -40,7 +41,7 @@ def plans(
         cell_id=CELL,
     )
     known = facts(read=lambda change: RULES, prove=True, **kw)
-    leader = Leader(PEERS[0], known, history=history, term=5, rules=RULES, cell=CELL)
+    leader = Leader(PEERS[0], known, history=PastPlan(history), term=5, rules=RULES, cell=CELL)
     far = {frozenset(pair) for pair in apart}
     done = []
     for p in PEERS:

@@ -10,8 +10,9 @@ from node.core.ids import PeerId
 from node.core.journey import Path, Plan, PlanMember, Version
 from node.core.samples import SampleClass
 from node.epoch import events as ev
-from node.epoch.leader.leader import SETTLES, UNANSWERED_S
+from node.epoch.leader.gathering import SETTLES
 from node.epoch.leader.roster import Roster
+from node.epoch.peers.life import UNANSWERED_S
 from node.epoch.plan_context import Memory, makes
 from tests.training.run_facts import facts
 from tests.training.test_leader import (
@@ -36,11 +37,11 @@ def test_a_bound_of_nothing_casts_no_doubt() -> None:
     r = Roster(2)
     for e in (
         heard(S1),
-        dataclasses.replace(heard(T1), speed=5e-324),
-        dataclasses.replace(heard(S2), seen=((T1, 1e12), (S1, 1.0))),
+        dataclasses.replace(heard(T1), capacity=ev.Capacity(5e-324)),
+        dataclasses.replace(heard(S2), capacity=ev.Capacity(1.0, seen=((T1, 1e12), (S1, 1.0)))),
     ):
         r.hear(e, 0.0)
-    assert S1 not in r.doubts()
+    assert S1 not in r.speeds.doubts()
 
 
 @pytest.mark.parametrize("dropped", [(), (0,)])
@@ -50,7 +51,7 @@ def test_a_recalled_plan_has_the_samples_its_cursor_gives(dropped: tuple[int, ..
         cursor=(SampleClass(0, 0, 0),),
     )
     made = makes(plan, dropped)
-    memory = Memory(None, ())
+    memory = Memory(None)
     assert memory.asking(made, 0.0, 5.0) == "ask"
     assert memory.recalled(made, plan, dropped) is False
     assert made in memory.forgotten
@@ -74,7 +75,7 @@ def test_nothing_is_kept_of_keys_that_came_and_left() -> None:
     plan = next_plan(commits(leader, plan, 3.0))
     tell(leader, map(ev.Unreachable, strangers), 3.5)
     next_plan(commits(leader, plan, 4.0))
-    assert (leader._left, leader.roster._reach.keys()) == (set(), {E, S1, S2})
+    assert (leader.voting._left, leader.roster.participants._reach.keys()) == (set(), {E, S1, S2})
 
 
 def test_a_peer_outside_the_run_makes_no_young_swarm_old() -> None:
@@ -108,4 +109,4 @@ def test_a_peer_that_left_while_the_silent_are_looked_at_is_passed_over(
     leader.handle(ev.ClockTick(), 100.0)
     monkeypatch.setattr(leader, "_gone", both_leave)
     leader.handle(ev.ClockTick(), 101.0 + UNANSWERED_S)
-    assert not {S1, S2} & leader.roster.heard.keys()
+    assert not {S1, S2} & leader.roster.life.heard.keys()

@@ -33,12 +33,12 @@ STEP_S = 0.25
 
 def here(leader: Leader, now: float, *peers: PeerId) -> list[Any]:
     """Heartbeats of these peers, which hold the version that was committed last."""
-    base = leader.roster.base
+    base = leader.roster.versions.base
     assert base is not None
     done: list[Any] = []
     for peer in peers:
-        note = heard(peer, base, leader.tokens)
-        known = leader.roster.agreed.get(note.stage, note.digest)
+        note = heard(peer, base, leader.memory.tokens)
+        known = leader.roster.versions.agreed.get(note.stage, note.digest)
         done += leader.handle(dataclasses.replace(note, digest=known), now)
     return done
 
@@ -239,8 +239,8 @@ def test_a_member_that_always_reports_just_in_time_gets_no_more_of_it() -> None:
     for _ in range(12):
         began = now
         done = reported(leader, plan, now)
-        assert leader._epoch is not None
-        while now + STEP_S < leader._epoch.late_at:
+        assert leader.attempt is not None
+        while now + STEP_S < leader.attempt.timing.late_at:
             now += STEP_S
             done += here(leader, now, *EVERYBODY)
             done += leader.handle(ev.ClockTick(), now)
@@ -269,23 +269,23 @@ def test_reports_that_are_repeated_give_no_member_more_time(stage: str) -> None:
         words.append(ev.MicroBatchesReported(T1, plan.hash, ()))
     for word in words:
         leader.handle(word, began)
-    assert leader._epoch is not None
-    last = leader._epoch.reported
+    assert leader.attempt is not None
+    last = leader.attempt.timing.reported
     for word in words:
         leader.handle(word, began + 2.0)
-    assert leader._epoch.reported == last
+    assert leader.attempt.timing.reported == last
 
 
 def test_a_newcomer_that_never_commits_takes_no_longer_than_rounds_with_new_owners() -> None:
     leader, plan, now = practised()
     for _ in range(2):
-        assert leader._epoch is not None
-        leader._epoch.steady = False
+        assert leader.attempt is not None
+        leader.attempt.steady = False
         done = commits(leader, plan, now)
         now += 1.0
         plan = the_plan(done) or next_plan(here(leader, now, *EVERYBODY))
-    assert leader._epoch is not None
-    leader._epoch.steady = False
+    assert leader.attempt is not None
+    leader.attempt.steady = False
     done, later = without(leader, plan, now, T1)
     assert later - now < 6.0, "an attempt of the round may take 30 s"
     assert "epoch-committed" in kinds(done)
@@ -296,8 +296,8 @@ def test_a_member_is_not_late_before_the_deadline_that_it_was_given(attempt: int
     """It may wait that long for an owner that gives it nothing, in a round with new owners or in a
     repeated one."""
     leader, plan, now = practised()
-    assert leader._epoch is not None
-    leader._epoch.steady = attempt == 1
+    assert leader.attempt is not None
+    leader.attempt.steady = attempt == 1
     done = reported(leader, plan, now)
     for m in plan.members:
         if m.peer != T1:
@@ -336,8 +336,8 @@ def test_members_whose_votes_are_needed_have_their_whole_time() -> None:
         here(leader, began + now, *EVERYBODY)
         leader.handle(ev.ClockTick(), began + now)
         assert leader.phase is Phase.ROUND
-        assert leader._epoch is not None
-        assert not leader._epoch.dead
+        assert leader.attempt is not None
+        assert not leader.attempt.dead
 
 
 def test_members_on_probation_whose_votes_are_needed_are_waited_for() -> None:
@@ -479,7 +479,7 @@ def test_the_round_is_repeated_without_an_owner_whose_parts_are_refused() -> Non
     for peer in others:
         done += leader.handle(ev.Committed(peer, plan.hash, 1, "digest 1 good", 1.0), 3.5)
     assert "epoch-committed" in kinds(done)
-    assert leader.roster.agreed[1] == "digest 1 good"
+    assert leader.roster.versions.agreed[1] == "digest 1 good"
 
 
 def test_members_that_took_them_make_them_again() -> None:

@@ -17,10 +17,10 @@ from node.epoch import events as ev
 from node.epoch.facts import RunFacts
 from node.epoch.leader.leader import Leader, Phase
 from node.epoch.leader.starting_point import COURTESY_S, LOST_S
-from node.epoch.plan_context import PlanContext
+from node.epoch.plan_context import PastPlan, PlanContext
 from node.epoch.waiting import Lack
 from node.pipeline.events import MicroBatchDone
-from node.scheduler.costs import LinkCost, Measured
+from node.scheduler.costs import NOTHING, LinkCost, Measured
 from node.scheduler.router import Router
 from node.scheduler.settings import SchedulerSettings
 from tests.training.run_facts import facts
@@ -31,9 +31,18 @@ B = Version(7, "bb" * 16)
 YOUNG = Version(0)
 
 
-def heard(peer: PeerId, at: Version = YOUNG, tokens: int = 0, **kw: Any) -> ev.Heartbeat:
+def heard(
+    peer: PeerId,
+    at: Version = YOUNG,
+    tokens: int = 0,
+    *,
+    costs: Measured = NOTHING,
+    room: int = 0,
+    **kw: Any,
+) -> ev.Heartbeat:
     stage = 0 if peer.startswith("ends") else int(peer[5])
-    return ev.Heartbeat(peer, stage, at, f"digest {stage} {at}", 1.0, tokens=tokens, **kw)
+    capacity = ev.Capacity(1.0, room, costs=costs)
+    return ev.Heartbeat(peer, stage, at, f"digest {stage} {at}", capacity, tokens=tokens, **kw)
 
 
 def tell(leader: Leader, notes: Iterable[ev.Heartbeat], now: float) -> list[Any]:
@@ -65,14 +74,14 @@ def next_plan(actions: list[Any]) -> Plan:
 def waits(leader: Leader, now: float) -> str:
     """Reason for which the leader waits; fails if there is a plan."""
     assert the_plan(leader.handle(ev.ClockTick(), now)) is None
-    return leader.waiting_for
+    return str(leader.gathering.waiting or "")
 
 
 def lacks(leader: Leader, now: float) -> Lack:
     """Kind of lack for which the leader waits; fails if there is a plan."""
     waits(leader, now)
-    assert leader.waiting is not None
-    return leader.waiting.lack
+    assert leader.gathering.waiting is not None
+    return leader.gathering.waiting.lack
 
 
 def kinds(actions: Iterable[Any]) -> list[str]:
@@ -142,7 +151,8 @@ def test_stages_of_different_histories_make_no_version() -> None:
     lost = [heard(E, A, 500), heard(S1, Version(5, "bb" * 16), 600), heard(S2, A, 500)]
     leader = led(facts(recall=recalled, patience_s=5.0, late_s=1e9), lost)
     assert lacks(leader, 30.0) is Lack.COMMON
-    assert str(leader.waiting).endswith("nobody at stage 1 has epoch 5 as the others have it")
+    text = str(leader.gathering.waiting)
+    assert text.endswith("nobody at stage 1 has epoch 5 as the others have it")
 
 
 def test_peers_of_a_richer_side_get_time_to_bring_the_rest() -> None:
@@ -215,10 +225,10 @@ def test_of_two_differing_replicas_one_listens_after_two_tries() -> None:
     assert kinds(done)[:3] == ["digest-mismatch", "peer-on-probation", "epoch-abandoned"]
     assert plan.base == YOUNG
     assert [(m.peer, m.current) for m in plan.stage(1)] == [(S1, False), (T1, True)]
-    assert leader.mismatches == 2
+    assert leader.repeats.mismatches == 2
     done = differs(leader, plan, 11.0)
     assert "epoch-committed" in kinds(done), "nobody waits for it, and it has no say"
-    assert leader.roster.agreed[1] == T1
+    assert leader.roster.versions.agreed[1] == T1
 
 
 @pytest.mark.parametrize("liar", [S1, T1])
@@ -238,11 +248,11 @@ def test_replicas_that_differ_cost_a_bounded_number_of_epochs(liar: PeerId) -> N
         abandoned += kinds(done).count("epoch-abandoned")
         committed += kinds(done).count("epoch-committed")
         now += 2.0
-        here = leader.roster.base or base
+        here = leader.roster.versions.base or base
         for peer in (E, S1, T1, S2):
             stage = heard(peer).stage
-            known = leader.roster.agreed.get(stage, "")
-            note = dataclasses.replace(heard(peer, here, leader.tokens), digest=known)
+            known = leader.roster.versions.agreed.get(stage, "")
+            note = dataclasses.replace(heard(peer, here, leader.memory.tokens), digest=known)
             done += leader.handle(note, now)
         plan = next_plan(done + leader.handle(ev.ClockTick(), now))
     assert abandoned <= 10
@@ -260,7 +270,7 @@ def test_an_undone_version_counts_where_nobody_can_go_back() -> None:
         leader.handle(ev.Committed(m.peer, plan.hash, 0, digest, 1.0), 4.0)
         if m.peer == T2:
             leader.handle(ev.Unreachable(S2), 4.0)
-    assert (leader.phase, leader.mismatches) == (Phase.GATHER, 1)
+    assert (leader.phase, leader.repeats.mismatches) == (Phase.GATHER, 1)
     assert lacks(leader, 5.0) is Lack.COMMON
     assert lacks(leader, 13.0) is Lack.COMMON, "who can go back may come"
     done = leader.handle(ev.ClockTick(), 15.5)
@@ -312,7 +322,7 @@ SECOND = PeerId("ends2")
 def successor(*reported: PeerId) -> Leader:
     """The leader that takes over from E, after these peers have reported to it at the time 0."""
     _, plan = begun([heard(p) for p in (E, SECOND, S1, T1, S2, T2)])
-    leader = Leader(SECOND, facts(late_s=4.0), term=plan.term, history=plan)
+    leader = Leader(SECOND, facts(late_s=4.0), term=plan.term, history=PastPlan(plan))
     tell(leader, map(heard, reported), 0.0)
     return leader
 
@@ -362,7 +372,7 @@ def test_a_peer_that_leaves_is_planned_without_and_stays_a_donor() -> None:
     plan = next_plan(commits(leader, plan, 3.0))
     owner = plan.owners["s1"]
     other = T1 if owner == S1 else S1
-    at = leader.roster.base
+    at = leader.roster.versions.base
     assert at not in (None, YOUNG)
     leader.handle(dataclasses.replace(heard(other, at, 128), digest="digest 1 next"), 3.1)
     leader.handle(
@@ -419,7 +429,7 @@ def moved(actions: Iterable[Any]) -> list[tuple[PeerId, int]]:
 def test_a_young_swarm_asks_another_peer_when_one_refuses() -> None:
     leader = Leader(E, facts(lacks_s=10.0, late_s=1e9))
     done = tell(leader, [heard(E), heard(S1), heard(T1)], 0.0) + leader.handle(ev.ClockTick(), 9.9)
-    assert (moved(done), leader.waiting_for) == ([], "a peer for stage 2")
+    assert (moved(done), str(leader.gathering.waiting or "")) == ([], "a peer for stage 2")
     ((first, stage),) = moved(leader.handle(ev.ClockTick(), 10.0))
     assert (stage, moved(leader.handle(ev.ClockTick(), 10.25))) == (2, [])
     leader.handle(ev.MoveRefused(first), 10.3)
@@ -522,7 +532,7 @@ def test_a_leaving_peer_has_no_vote_on_its_stages_version() -> None:
 def test_an_agreed_version_that_is_lost_does_not_stop_the_swarm() -> None:
     leader, plan = begun(patience_s=10.0)
     commits(leader, plan, 3.0)
-    at = leader.roster.base
+    at = leader.roster.versions.base
     leader.handle(dataclasses.replace(heard(T1, at, 128), digest="not what was agreed"), 4.0)
     leader.handle(ev.Unreachable(S1), 4.1)
     assert leader.phase is Phase.GATHER
@@ -567,8 +577,8 @@ def test_a_stage_falls_back_to_its_newest_remaining_parameters(
     done = waits(6.0, older if early else heard(T1))
     if not early:
         assert the_plan(done) is None, "what a run begins with is nothing to go on from"
-        assert leader.waiting is not None
-        assert leader.waiting.lack is Lack.COMMON
+        assert leader.gathering.waiting is not None
+        assert leader.gathering.waiting.lack is Lack.COMMON
         done = tell(leader, [older], 70.0)
     plan = next_plan(done)
     assert (plan.base, plan.stood) == (third.base, {1: second.base})
@@ -594,12 +604,12 @@ def test_state_that_fits_nowhere_is_reported_once() -> None:
     (report,) = [a for a in said if isinstance(a, ev.RecordFact) and a.kind == "out-of-memory"]
     assert report.level == "error"
     assert "add a peer with more memory" in report.text
-    assert "w keeps 100 bytes" in leader.waiting_for
-    assert (leader.phase, leader.term) == (Phase.GATHER, 0)
+    assert "w keeps 100 bytes" in str(leader.gathering.waiting or "")
+    assert (leader.phase, leader.planning.terms.newest) == (Phase.GATHER, 0)
     assert asked[:2] == [(0, {}), (1, {S1: 99})], "what is not known is not given"
     # A peer with enough memory comes, and the run goes on.
     next_plan(tell(leader, [heard(T1, room=100)], 9.0))
-    assert leader.waiting_for == ""
+    assert str(leader.gathering.waiting or "") == ""
 
 
 def test_a_change_of_an_abandoned_plan_holds_in_the_next() -> None:
@@ -612,7 +622,7 @@ def test_a_change_of_an_abandoned_plan_holds_in_the_next() -> None:
     assert first.change == "signed"
     leader.handle(ev.Unreachable(S2), 3.0)
     again = next_plan(leader.handle(heard(S2), 4.0))
-    other = Leader(E, known, history=first)
+    other = Leader(E, known, history=PastPlan(first))
     taken = tell(other, [heard(E), heard(S1), heard(T1), heard(S2)], 0.0)
     for plan in (again, next_plan(taken)):
         assert (plan.base, plan.change) == (first.base, "signed")
@@ -651,7 +661,10 @@ def test_a_change_reported_by_a_stranger_is_verified() -> None:
 def with_ways(note: ev.Heartbeat, *to: PeerId) -> ev.Heartbeat:
     """The heartbeat with paths to these peers."""
     return dataclasses.replace(
-        note, costs=Measured(ways=tuple((p, LinkCost(0.0, 0.01)) for p in sorted(to)))
+        note,
+        capacity=ev.Capacity(
+            1.0, costs=Measured(ways=tuple((p, LinkCost(0.0, 0.01)) for p in sorted(to)))
+        ),
     )
 
 
@@ -671,7 +684,7 @@ def test_going_back_is_said_though_no_path_is_found_at_first() -> None:
         [with_ways(heard(p), *others[p]) for p in others], prove=True, patience_s=1.0
     )
     next_plan(commits(leader, plan, 3.0))
-    at = leader.roster.base
+    at = leader.roster.versions.base
     here = [
         dataclasses.replace(
             with_ways(heard(p, at, 128, reachable=(YOUNG,)), *others[p]), digest=f"digest {s} next"
@@ -682,7 +695,7 @@ def test_going_back_is_said_though_no_path_is_found_at_first() -> None:
     tell(leader, [*here, with_ways(heard(S1), E)], 4.5)
     assert not waits(leader, 4.6).startswith("a connection between"), "patience is not over"
     done = leader.handle(ev.ClockTick(), 6.0)
-    assert leader.waiting_for.startswith("a connection between")
+    assert str(leader.gathering.waiting or "").startswith("a connection between")
     done += tell(leader, [with_ways(heard(S1), E, S2)], 6.5)
     assert next_plan(done + leader.handle(ev.ClockTick(), 7.0)).base == YOUNG
     assert kinds(done).count("went-back") == 1
@@ -695,7 +708,7 @@ def test_a_replica_that_cannot_reach_its_siblings_waits() -> None:
     leader, plan = begun(notes, prove=True)
     assert {m.peer for m in plan.members} in ({E, S1, S2}, {E, T1, S2})
     inside = plan.stage(1)[0].peer
-    assert leader.roster.apart() == [(T1 if inside == S1 else S1, inside)]
+    assert leader.roster.participants.apart() == [(T1 if inside == S1 else S1, inside)]
     tell(leader, [with_ways(heard(p), *(everybody - {p})) for p in (S1, T1)], 2.5)
     assert {m.peer for m in next_plan(commits(leader, plan, 3.0)).members} == everybody
 

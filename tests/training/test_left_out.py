@@ -8,8 +8,10 @@ from node.core.ids import PeerId
 from node.core.journey import Plan, Version, lineage_after
 from node.epoch import events as ev
 from node.epoch.leader.leader import Leader, Phase
-from node.epoch.leader.starting_point import ALONE_S, MISSED_S
+from node.epoch.leader.starting_point import MISSED_S
+from node.epoch.leader.voting import ALONE_S
 from node.epoch.member import Member, MemberState
+from node.epoch.plan_context import PastPlan
 from tests.training import test_leader
 from tests.training.run_facts import facts
 from tests.training.test_leader import (
@@ -48,7 +50,7 @@ def lose(leader: Leader, peer: PeerId, now: float) -> tuple[Plan, list[Any]]:
     assert "epoch-abandoned" in kinds(done)
     for t in (now, now + MISSED_S - 0.1):
         assert the_plan(leader.handle(ev.ClockTick(), t)) is None, "it may be there in a moment"
-    assert "stage 2" in leader.waiting_for
+    assert "stage 2" in str(leader.gathering.waiting or "")
     done = leader.handle(ev.ClockTick(), now + MISSED_S + 0.1)
     return next_plan(done), done
 
@@ -164,7 +166,7 @@ def test_the_next_leader_learns_the_stages_version_by_the_plan() -> None:
     leader, first, plan = without_stage_2()
     at = after(plan)
     other = PeerId("ends0")
-    successor = Leader(other, facts(**SKIPPING), term=plan.term, history=plan)
+    successor = Leader(other, facts(**SKIPPING), term=plan.term, history=PastPlan(plan))
     assert successor.memory.stood(plan.base) == {2: first.base}
     there = [heard(p, at, 128) for p in (other, E, S1, S3)]
     tell(successor, there, 20.0)

@@ -148,15 +148,12 @@ def test_notes_of_members_reach_the_leader() -> None:
         1,
         Version(4, "ab" * 16),
         "d",
-        0.5,
+        ev.Capacity(0.5, 1 << 40, ((A, 2.0), (B, 0.25))),
         (Version(2), Version(3, "cd" * 16)),
         7,
         4096,
         True,
-        ((A, 2.0), (B, 0.25)),
-        1 << 40,
-        change="signed",
-        cell=CellId("ab" * 8),
+        membership=ev.Membership(CellId("ab" * 8), "signed"),
     )
     for note, event in (
         (
@@ -178,8 +175,8 @@ def test_notes_of_members_reach_the_leader() -> None:
 
 
 def costs_through(said: Measured) -> Measured:
-    note = through(notes.ready_note(ev.Heartbeat(C, 1, Version(3), "d", costs=said)))
-    return notes.leader_event(note, C).costs
+    stands = ev.Heartbeat(C, 1, Version(3), "d", ev.Capacity(costs=said))
+    return notes.leader_event(through(notes.ready_note(stands)), C).capacity.costs
 
 
 def test_of_many_versions_the_newest_are_told() -> None:

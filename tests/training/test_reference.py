@@ -9,7 +9,7 @@ import pytest
 from node.core.journey import UNKNOWN, Losses, Plan, Version
 from node.epoch import events as ev
 from node.epoch.leader.leader import Leader, Phase
-from node.epoch.plan_context import PlanContext
+from node.epoch.plan_context import PastPlan, PlanContext
 from tests.training.run_facts import facts
 from tests.training.test_leader import (
     S1,
@@ -60,14 +60,14 @@ def test_every_later_plan_carries_both_losses() -> None:
     leader, _ = measuring()
     plan = next_plan(leader.handle(ev.Evaluated(0, BEFORE), 3.0))
     plan = next_plan(evaluated(leader, plan, 4.0, 4.0))
-    first = leader.loss
+    first = leader.losses.training
     assert first > 0
     for now in (6.0, 8.0):
         assert plan.reference == Losses(first, BEFORE)
         plan = next_plan(evaluated(leader, plan, 4.0, now))
         assert Plan.parse(plan.canonical()) == plan
-    heir = Leader(S1, facts(**KEEPS), history=plan)
-    assert heir.reference == plan.reference
+    heir = Leader(S1, facts(**KEEPS), history=PastPlan(plan))
+    assert heir.losses.reference == plan.reference
     assert PlanContext.before(plan).reference == plan.reference
     assert PlanContext.after(plan, (), {}, 0).reference == plan.reference
 
@@ -98,7 +98,7 @@ def test_a_loss_that_cannot_be_measured_holds_nobody_up(answers: bool) -> None:
     assert plan.reference == UNKNOWN
     assert leader.handle(ev.Evaluated(0, BEFORE), 23.0) == [], "too late"
     plan = next_plan(evaluated(leader, plan, 9.0, 24.0))
-    assert plan.reference == Losses(leader.loss, 0.0)
+    assert plan.reference == Losses(leader.losses.training, 0.0)
 
 
 def test_other_runs_measure_nothing_and_their_plans_are_as_before() -> None:
@@ -122,7 +122,7 @@ def test_a_worse_model_is_said_once_after_the_warm_up() -> None:
                 assert part in said[0].text
         plan = next_plan(done)
     assert found == [0, 0, 1, 0], "rising, better, worse, still worse"
-    heir = Leader(E, facts(**KEEPS), history=plan)
+    heir = Leader(E, facts(**KEEPS), history=PastPlan(plan))
     heir.phase = Phase.EVALUATE
     heir._evaluating = 6
     assert not warned(heir.handle(ev.Evaluated(6, 4.9), 20.0)), "the leader before has said so"

@@ -4,6 +4,7 @@ import pytest
 
 from node.core.ids import CellId, PeerId
 from node.core.journey import Partner, Plan, PlanMember, Version, Window
+from node.epoch.attempts.timing import AttemptTimes
 from node.epoch.events import RecordFact
 from node.epoch.leader import reports
 from node.epoch.leader.attempt import EpochAttempt
@@ -21,7 +22,9 @@ def means(*stages: int) -> Plan:
 
 
 def committed(plan: Plan) -> RecordFact:
-    return reports.epoch_committed(EpochAttempt(plan, 0.0, 1.0), Version(8), 100, 2.0, 1.0)
+    return reports.epoch_committed(
+        EpochAttempt(plan, AttemptTimes(0.0, 1.0)), Version(8), 100, 2.0, 1.0
+    )
 
 
 FOUNDED = Plan(12, 1, ME, MEMBERS, (), {}, cell_id=OTHER, parent=OWN)

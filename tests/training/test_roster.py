@@ -8,8 +8,10 @@ import pytest
 from node.core.ids import PeerId
 from node.core.journey import Version
 from node.epoch import events as ev
-from node.epoch.leader.roster import CEILING, FORGIVE_AFTER, Roster, majority
+from node.epoch.leader.roster import Roster
 from node.epoch.pace import ALL_OWN
+from node.epoch.peers.speeds import CEILING, FORGIVE_AFTER
+from node.epoch.peers.versions import majority
 from node.scheduler.costs import NOTHING, LinkCost, Measured
 
 A, B, C, D = (PeerId(p) for p in "ABCD")
@@ -24,7 +26,7 @@ def roster(*notes: ev.Heartbeat) -> Roster:
 
 def says(peer: PeerId, speed: float, stage: int = 1, **seen: float) -> ev.Heartbeat:
     rows = tuple((PeerId(p), rate) for p, rate in seen.items())
-    return ev.Heartbeat(peer, stage, Version(0), "d", speed, seen=rows)
+    return ev.Heartbeat(peer, stage, Version(0), "d", ev.Capacity(speed, seen=rows))
 
 
 @pytest.mark.parametrize(
@@ -50,26 +52,26 @@ def test_a_claimed_speed_is_bounded_by_what_neighbours_see(
     notes: list[ev.Heartbeat], speed: float
 ) -> None:
     r = roster(*notes)
-    assert r.speed(A) == pytest.approx(speed)
-    if B in r.candidates:
-        assert r.speed(B) == pytest.approx(r.candidates[B].speed), "it is honest"
+    assert r.speeds.of(A) == pytest.approx(speed)
+    if B in r.peers.candidates:
+        assert r.speeds.of(B) == pytest.approx(r.peers.candidates[B].capacity.speed), "it is honest"
 
 
 def test_measurements_of_a_peer_that_got_no_work_for_long_are_out_of_date() -> None:
     costs = Measured(forward_s=2.0)
     r = Roster(2)
     for peer in (A, B):
-        r.hear(ev.Heartbeat(peer, 1, Version(0), "d", 3.0, costs=costs), 0.0)
+        r.hear(ev.Heartbeat(peer, 1, Version(0), "d", ev.Capacity(3.0, costs=costs)), 0.0)
     for _ in range(FORGIVE_AFTER - 1):
-        r.worked({A, B}, {B})
-    assert r.measured() == {A: costs, B: costs}
-    assert r.speed(A) > 0
-    r.worked({A, B}, {B})
-    assert r.measured() == {A: NOTHING, B: costs}
-    assert r.speed(A) == 0.0, "it is tried again"
-    assert r.speed(B) > 0
-    r.worked({A, B}, {A, B})
-    assert r.measured() == {A: costs, B: costs}
+        r.speeds.worked({A, B}, {B})
+    assert r.speeds.measured() == {A: costs, B: costs}
+    assert r.speeds.of(A) > 0
+    r.speeds.worked({A, B}, {B})
+    assert r.speeds.measured() == {A: NOTHING, B: costs}
+    assert r.speeds.of(A) == 0.0, "it is tried again"
+    assert r.speeds.of(B) > 0
+    r.speeds.worked({A, B}, {A, B})
+    assert r.speeds.measured() == {A: costs, B: costs}
 
 
 def test_most_voices_win_and_ties_go_to_the_smallest_peer() -> None:
@@ -80,38 +82,40 @@ def test_most_voices_win_and_ties_go_to_the_smallest_peer() -> None:
 def test_an_undone_version_is_no_start_and_no_richer_side() -> None:
     made, again, rival = (Version(3, c * 32) for c in "abc")
     notes = [
-        ev.Heartbeat(p, s, made, "d", 1.0, (Version(2, "e" * 32),), tokens=90)
+        ev.Heartbeat(p, s, made, "d", ev.Capacity(1.0), (Version(2, "e" * 32),), tokens=90)
         for s, p in enumerate((A, B, C))
     ]
     # D caught up and can go back to nothing
-    r = roster(*notes, ev.Heartbeat(D, 1, made, "d", 1.0, tokens=90))
-    assert r.startable()[0] == made
-    r.undo(made)
-    assert r.startable() == [Version(2, "e" * 32)]
-    assert r.richer(60, Version(2, "e" * 32)) == []
-    assert r.richer(60, rival) == [], "and D is none either"
-    r.undo(again)
-    assert r.undone == {made, again}
-    r.undo(Version(4, "a" * 32))
-    assert len(r.undone) == 1, "those of older epochs are forgotten"
+    r = roster(*notes, ev.Heartbeat(D, 1, made, "d", ev.Capacity(1.0), tokens=90))
+    assert r.versions.startable()[0] == made
+    r.versions.undo(made)
+    assert r.versions.startable() == [Version(2, "e" * 32)]
+    assert r.versions.richer(60, Version(2, "e" * 32)) == []
+    assert r.versions.richer(60, rival) == [], "and D is none either"
+    r.versions.undo(again)
+    assert r.versions.undone == {made, again}
+    r.versions.undo(Version(4, "a" * 32))
+    assert len(r.versions.undone) == 1, "those of older epochs are forgotten"
 
 
 def test_an_orphan_side_does_not_go_back_to_the_beginning() -> None:
     """Peers that have just come are at the version where every run begins, which nobody has voted
     for."""
     far = [
-        ev.Heartbeat(p, s, Version(9, "a" * 32), "d", 1.0, tokens=90, orphan=True)
+        ev.Heartbeat(p, s, Version(9, "a" * 32), "d", ev.Capacity(1.0), tokens=90, orphan=True)
         for s, p in enumerate("ABC")
     ]
-    fresh = [ev.Heartbeat(PeerId(p), s, Version(0), "d", 1.0) for s, p in enumerate("DEF")]
+    fresh = [
+        ev.Heartbeat(PeerId(p), s, Version(0), "d", ev.Capacity(1.0)) for s, p in enumerate("DEF")
+    ]
     r = roster(*far, *fresh)
-    assert r.startable()[0] == Version(9, "a" * 32)
-    assert r.richer(90, Version(9, "a" * 32)) == []
+    assert r.versions.startable()[0] == Version(9, "a" * 32)
+    assert r.versions.richer(90, Version(9, "a" * 32)) == []
     voted = [
-        ev.Heartbeat(PeerId(p), s, Version(4, "b" * 32), "d", 1.0, tokens=40)
+        ev.Heartbeat(PeerId(p), s, Version(4, "b" * 32), "d", ev.Capacity(1.0), tokens=40)
         for s, p in enumerate("GHI")
     ]
-    assert roster(*far, *fresh, *voted).startable()[0] == Version(4, "b" * 32)
+    assert roster(*far, *fresh, *voted).versions.startable()[0] == Version(4, "b" * 32)
 
 
 LEADER = PeerId("L")
@@ -120,13 +124,13 @@ LEADER = PeerId("L")
 def ready(peer: str, ways: Iterable[str]) -> ev.Heartbeat:
     """A heartbeat of a replica of stage 1 that reaches the leader and ``ways``."""
     costs = Measured(ways=tuple((PeerId(p), LinkCost(0.01)) for p in (LEADER, *ways) if p != peer))
-    return ev.Heartbeat(PeerId(peer), 1, Version(0), "d", 1.0, costs=costs)
+    return ev.Heartbeat(PeerId(peer), 1, Version(0), "d", ev.Capacity(1.0, costs=costs))
 
 
 def proving(*notes: ev.Heartbeat, **about: Any) -> Roster:
     r = Roster(1, LEADER, prove=True, **about)
     everybody = Measured(ways=tuple((n.peer, LinkCost(0.01)) for n in notes))
-    r.hear(ev.Heartbeat(LEADER, 0, Version(0), "d", 1.0, costs=everybody), 0.0)
+    r.hear(ev.Heartbeat(LEADER, 0, Version(0), "d", ev.Capacity(1.0, costs=everybody)), 0.0)
     for note in notes:
         r.hear(note, 0.0)
     return r
@@ -137,19 +141,19 @@ CROWD = [f"p{n:02}" for n in range(3 * ALL_OWN)]
 
 def test_all_replicas_that_reach_each_other_own_parts() -> None:
     r = proving(*(ready(p, CROWD) for p in CROWD))
-    assert r.replicas()[1] == CROWD
-    assert r.may_own(1) == set(CROWD)
-    assert not any(r.lacking(PeerId(p)) for p in CROWD)
+    assert r.participants.by_stage()[1] == CROWD
+    assert r.participants.may_own(1) == set(CROWD)
+    assert not any(r.participants.lacking(PeerId(p)) for p in CROWD)
 
 
 def test_a_large_stage_takes_in_whoever_reaches_its_owners() -> None:
     owners = CROWD[-ALL_OWN:]
     others = CROWD[:-ALL_OWN]
     r = proving(*(ready(p, CROWD) for p in owners), *(ready(p, owners) for p in others))
-    assert r.replicas()[1] == CROWD
-    assert r.may_own(1) == set(owners)
-    assert r.apart() == []
-    assert not any(r.lacking(PeerId(p)) for p in CROWD), "nothing waits for other ways"
+    assert r.participants.by_stage()[1] == CROWD
+    assert r.participants.may_own(1) == set(owners)
+    assert r.participants.apart() == []
+    assert not any(r.participants.lacking(PeerId(p)) for p in CROWD), "nothing waits for other ways"
     newcomer = PeerId("new")
     r.hear(ready(newcomer, owners[1:]), 1.0)
     r.hear(
@@ -158,20 +162,22 @@ def test_a_large_stage_takes_in_whoever_reaches_its_owners() -> None:
             0,
             Version(0),
             "d",
-            1.0,
-            costs=Measured(ways=tuple((PeerId(p), LinkCost(0.01)) for p in (*CROWD, newcomer))),
+            ev.Capacity(
+                1.0,
+                costs=Measured(ways=tuple((PeerId(p), LinkCost(0.01)) for p in (*CROWD, newcomer))),
+            ),
         ),
         1.0,
     )
-    assert newcomer not in r.replicas()[1]
-    assert r.lacking(newcomer) == [owners[0]], "it has found the ways to the others"
-    assert r.lacking(PeerId(owners[0])) == [newcomer]
+    assert newcomer not in r.participants.by_stage()[1]
+    assert r.participants.lacking(newcomer) == [owners[0]], "it has found the ways to the others"
+    assert r.participants.lacking(PeerId(owners[0])) == [newcomer]
     for owner in owners:
         r.hear(ready(owner, [*CROWD, newcomer]), 2.0)
-    assert r.lacking(newcomer) == [owners[0]]
+    assert r.participants.lacking(newcomer) == [owners[0]]
     r.hear(ready(newcomer, owners), 3.0)
-    assert newcomer in r.replicas()[1]
-    assert r.may_own(1) == set(owners), "owners stay"
+    assert newcomer in r.participants.by_stage()[1]
+    assert r.participants.may_own(1) == set(owners), "owners stay"
 
 
 def with_newcomer(*ways: str) -> list[ev.Heartbeat]:
@@ -184,31 +190,31 @@ def test_a_newcomer_takes_no_parts_from_owners_that_it_does_not_reach() -> None:
     *known, newcomer = with_newcomer(*CROWD[:ALL_OWN])
     r = proving(*known, newcomer)
     r.gone(newcomer.peer)
-    assert r.may_own(1) == set(CROWD)
+    assert r.participants.may_own(1) == set(CROWD)
     r.hear(newcomer, 1.0)
-    assert r.may_own(1) == set(CROWD)
-    assert r.replicas()[1] == CROWD
+    assert r.participants.may_own(1) == set(CROWD)
+    assert r.participants.by_stage()[1] == CROWD
 
 
 def test_owners_of_the_last_plan_stay_so_with_a_new_leader() -> None:
     notes = with_newcomer(*CROWD[:ALL_OWN])
     fresh = proving(*notes)
-    assert fresh.may_own(1) == set(CROWD[:ALL_OWN]), (
+    assert fresh.participants.may_own(1) == set(CROWD[:ALL_OWN]), (
         "the newcomer takes part, and reaches only these"
     )
     r = proving(*notes, owning={1: set(CROWD)})
-    assert r.may_own(1) == set(CROWD)
-    assert r.replicas()[1] == CROWD
+    assert r.participants.may_own(1) == set(CROWD)
+    assert r.participants.by_stage()[1] == CROWD
 
 
 def test_a_peer_that_takes_no_part_takes_no_parts_from_others() -> None:
     r = proving(*with_newcomer())
-    assert r.replicas()[1] == CROWD
-    assert r.may_own(1) == set(CROWD)
+    assert r.participants.by_stage()[1] == CROWD
+    assert r.participants.may_own(1) == set(CROWD)
 
 
 def test_a_crowd_that_vouches_for_itself_comes_after_peers_that_were_met() -> None:
     made_up = [f"a{n:02}" for n in range(len(CROWD) + 5)]
     notes = [ready(p, group) for group in (CROWD, made_up) for p in group]
-    assert proving(*notes).replicas()[1] == made_up
-    assert proving(*notes, known=frozenset(map(PeerId, CROWD))).replicas()[1] == CROWD
+    assert proving(*notes).participants.by_stage()[1] == made_up
+    assert proving(*notes, known=frozenset(map(PeerId, CROWD))).participants.by_stage()[1] == CROWD

@@ -31,7 +31,9 @@ def heard(peer: PeerId, at: Version, term: int = 7, **about: Any) -> ev.Heartbea
     stage = 0 if peer.endswith("ends") else int(peer[-1])
     tokens = at.epoch * EACH
     return dataclasses.replace(
-        ev.Heartbeat(peer, stage, at, f"digest {stage} {at}", 1.0, tokens=tokens, term=term),
+        ev.Heartbeat(
+            peer, stage, at, f"digest {stage} {at}", ev.Capacity(1.0), tokens=tokens, term=term
+        ),
         **about,
     )
 
@@ -51,7 +53,7 @@ def planned(made: Leader, *said: ev.Heartbeat, known: frozenset[PeerId]) -> Plan
                     return plan
                 case ev.Recall(version):
                     todo += made.handle(ev.Recalled(version), now)
-    raise AssertionError(made.waiting_for)
+    raise AssertionError(str(made.gathering.waiting))
 
 
 ALL = (heard(E, OURS), heard(S1, OURS), heard(S2, OURS))
@@ -82,7 +84,7 @@ def test_nobody_waits_for_strangers_that_claim_more_tokens() -> None:
     tell(made, (heard(X1, THEIRS), *ALL), 0.0)
     made.handle(ev.ClockTick(known=known), 2.0)
     assert made.plan is None or made.plan.base == OURS
-    assert "counted more tokens" not in made.waiting_for
+    assert "counted more tokens" not in str(made.gathering.waiting)
 
 
 def test_one_report_raises_the_term_only_as_plans_explain() -> None:

@@ -12,8 +12,9 @@ from node.core.ids import NO_CELL, CellId, PeerId
 from node.core.journey import Electorate, Plan, Version
 from node.core.samples import SampleClass
 from node.epoch import events as ev
-from node.epoch.leader.leader import PROOF_AGAIN_S, Leader
-from node.epoch.plan_context import PlanContext
+from node.epoch.leader.leader import Leader
+from node.epoch.leader.proofs import PROOF_AGAIN_S
+from node.epoch.plan_context import PastPlan, PlanContext
 from tests.training.briefed import BriefedLeader
 from tests.training.run_facts import facts
 from tests.training.test_leader import S1, S2, T1, T2, E, heard, kinds, tell, the_plan
@@ -44,7 +45,7 @@ def told(
     followed = Plan(
         12, 20, E, (), (), {}, lineage=OURS.lineage, electorate=Electorate(VOTERS), tokens=1000
     )
-    machine = Leader(E, facts(late_s=1e9), term=20, history=followed)
+    machine = Leader(E, facts(late_s=1e9), term=20, history=PastPlan(followed))
     leader = BriefedLeader(machine, trust, dict.fromkeys(saved, here))
     tell(leader, [heard(peer, OURS, 1000, term=20) for peer in ours], 0.0)
     tell(leader, [heard(peer, THEIRS, 1100, term=20) for peer in others], 0.0)

@@ -5,7 +5,7 @@ import pytest
 from node.consensus.voters import decide, is_majority
 from node.core.ids import PeerId
 from node.core.journey import Electorate, Plan, PlanMember
-from node.epoch.leader.starting_point import ALONE_S, FEW, RIPE, Voting, without
+from node.epoch.leader.voting import ALONE_S, FEW, RIPE, Voting, without
 from node.epoch.waiting import Lack, Wait
 
 A, B, C, D, E, F, G, H = (PeerId(name) for name in "ABCDEFGH")

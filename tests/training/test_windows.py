@@ -19,7 +19,7 @@ def roster(base: Version = BASE, **means: tuple[int, str]) -> Roster:
     made = Roster(2)
     for peer, stage in ((E, 0), (S1, 1), (S2, 2)):
         mean = means.get(peer, (0, ""))
-        made.hear(ev.Heartbeat(peer, stage, base, f"d{stage}", mean=mean), 0.0)
+        made.hear(ev.Heartbeat(peer, stage, base, f"d{stage}", outer=ev.OuterReport(mean)), 0.0)
     return made
 
 

@@ -3,7 +3,7 @@ the actions that they gave. Enters: calls of the machines. Leaves: lines of a re
 tensor; a decision: a recorded machine decides like any other."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from node.consensus.rules import Read, Rules
@@ -11,13 +11,14 @@ from node.coordinator.recording.chain import Chain
 from node.coordinator.recording.setup import FORMAT, LeaderStart, MemberStart, Setup
 from node.coordinator.recording.values import Writer
 from node.core.ids import NO_CELL, CellId, PeerId
-from node.core.journey import Plan, Version
+from node.core.journey import Version
 from node.core.version import VERSION
 from node.epoch import events as ev
 from node.epoch.facts import RunFacts
 from node.epoch.leader.conduct import Record
 from node.epoch.leader.leader import Leader
 from node.epoch.member import Member
+from node.epoch.plan_context import PastPlan
 from node.optim.parts import ParameterPart
 from node.scheduler.settings import SchedulerSettings
 
@@ -168,21 +169,24 @@ class RecordedLeader(Leader):
         facts: RunFacts,
         *,
         term: int = 0,
-        history: Plan | None = None,
-        dropped: Sequence[int] = (),
+        history: PastPlan | None = None,
         rules: Rules | None = None,
         known: frozenset[PeerId] = frozenset(),
         cell: CellId = NO_CELL,
         conduct: Mapping[PeerId, Record] | None = None,
     ) -> None:
         records = tuple((conduct or {}).items())
-        recorder.leads(LeaderStart(me, term, history, tuple(dropped), rules, known, cell, records))
+        plan = None
+        dropped: tuple[int, ...] = ()
+        if history is not None:
+            plan = history.plan
+            dropped = history.dropped
+        recorder.leads(LeaderStart(me, term, plan, dropped, rules, known, cell, records))
         super().__init__(
             me,
             facts,
             term=term,
             history=history,
-            dropped=dropped,
             rules=rules,
             known=known,
             cell=cell,

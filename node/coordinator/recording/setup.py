@@ -8,8 +8,16 @@ from node.consensus.rules import Rules
 from node.core.errors import Refused
 from node.core.ids import CellId, PeerId
 from node.core.journey import MOST_PATHS, Plan, Version
-from node.epoch.facts import PlanFunctions, RunFacts, Waits, WorkSizes
+from node.epoch.facts import (
+    EvaluationFacts,
+    GlobalBatch,
+    PlanFunctions,
+    RunFacts,
+    Waits,
+    WorkSizes,
+)
 from node.epoch.leader.conduct import Record
+from node.epoch.plan_context import PastPlan
 from node.optim.ownership import assign
 from node.optim.parts import ParameterPart
 from node.scheduler.router import Router
@@ -31,26 +39,22 @@ class Setup:
     peer: PeerId
     stages: int
     epochs: int
-    target_batch: int
-    micro_batch: int
+    batch: GlobalBatch
     min_replicas: int
-    eval_every: int
+    evaluation: EvaluationFacts
     waits: Waits
     sizes: WorkSizes
     run_id: str
     spare: int
     prove: bool
-    reference: bool
-    warmup: int
-    advice: str
     scheduler: SchedulerSettings
     parts: dict[int, tuple[ParameterPart, ...]]
 
     def __post_init__(self) -> None:
         """Raises ValueError for a run that no manifest may have: a fresh machine makes lists of its
         stages and micro-batches."""
-        most = self.micro_batch * MOST_PATHS
-        if not (1 <= self.stages <= MOST_STAGES and 1 <= self.target_batch <= most):
+        most = self.batch.micro_batch * MOST_PATHS
+        if not (1 <= self.stages <= MOST_STAGES and 1 <= self.batch.target_batch <= most):
             raise ValueError("more stages or micro-batches than a run may have")
 
     @classmethod
@@ -103,7 +107,7 @@ class MemberStart:
 @dataclass(frozen=True)
 class LeaderStart:
     """A leader machine begins: the arguments of :class:`~node.epoch.leader.leader.Leader`.
-    ``conduct`` has the newest record last."""
+    ``history`` and ``dropped`` are its past plan; ``conduct`` has the newest record last."""
 
     me: PeerId
     term: int
@@ -113,3 +117,10 @@ class LeaderStart:
     known: frozenset[PeerId]
     cell: CellId
     conduct: tuple[tuple[PeerId, Record], ...]
+
+    @property
+    def past(self) -> PastPlan | None:
+        """The plan that the leader goes on from, if any."""
+        if self.history is None:
+            return None
+        return PastPlan(self.history, self.dropped)

@@ -2,7 +2,8 @@
 of the protocol. Leaves: JSON documents in which every plan is named by its hash. Never: a class
 that the reader does not name itself; nothing is unpickled.
 
-A dataclass becomes an object of the fields that differ from their defaults. Reading checks every
+A dataclass becomes an object of the fields that differ from their defaults; a group of them has no
+object of its own (:data:`BESIDE`). Reading checks every
 field against its annotation."""
 
 import base64
@@ -20,12 +21,16 @@ from typing import Any
 from node.coordinator.recording.chain import text_of
 from node.core.errors import WireError
 from node.core.journey import Plan
+from node.epoch.events import Capacity, Membership, OuterReport
+from node.epoch.facts import EvaluationFacts, GlobalBatch
 from node.scheduler.router import SearchJob
 
 MANY = 8
 """Members of a set from which on it is written once and named by its hash."""
 NAME = 32
 """Hex digits of the name of a set or a search."""
+BESIDE = (Capacity, OuterReport, Membership, GlobalBatch, EvaluationFacts)
+"""Groups of fields that a record has beside the other fields of the value around them."""
 
 
 class Writer:
@@ -46,7 +51,9 @@ class Writer:
         found: dict[str, Any] = {}
         for name, default in _defaults(type(value)):
             field = getattr(value, name)
-            if default is dataclasses.MISSING or field != default:
+            if type(field) in BESIDE:
+                found |= self.fields(field)
+            elif default is dataclasses.MISSING or field != default:
                 found[name] = self.value(field)
         return found
 
@@ -129,10 +136,16 @@ class Reader:
         """A dataclass. Raises WireError for anything that is none of this kind."""
         if not isinstance(document, dict):
             raise WireError(f"expected the fields of a {kind.__name__}")
-        hints = _hints(kind)
-        if unknown := document.keys() - hints.keys():
-            raise WireError(f"a {kind.__name__} has no field {min(unknown)[:64]}")
-        given = {name: self.value(each, hints[name]) for name, each in document.items()}
+        rest = dict(document)
+        given: dict[str, Any] = {}
+        for name, hint in _hints(kind).items():
+            if hint in BESIDE:
+                group = {key: rest.pop(key) for key in _hints(hint) if key in rest}
+                given[name] = self.fields(group, hint)
+            elif name in rest:
+                given[name] = self.value(rest.pop(name), hint)
+        if rest:
+            raise WireError(f"a {kind.__name__} has no field {min(rest)[:64]}")
         try:
             return kind(**given)
         except (TypeError, ValueError) as e:

@@ -63,17 +63,18 @@ class Balance:
         settled = SETTLED_MOVES * self._every
         here = {
             p: c
-            for p, c in roster.candidates.items()
+            for p, c in roster.peers.candidates.items()
             if not c.leaving and 1 <= c.stage <= self._stages
         }
         self._asked = {p: told for p, told in self._asked.items() if now - told[0] < settled}
-        self._behind = {p: self._behind.get(p, now) for p in here if not roster.can_start(p, base)}
+        behind = [p for p in here if not roster.versions.can_start(p, base)]
+        self._behind = {p: self._behind.get(p, now) for p in behind}
         view: dict[int, dict[PeerId, float]] = {s: {} for s in range(1, self._stages + 1)}
         away = set(self._behind)
         for p, c in here.items():
             if now - self._behind.get(p, now) < settled:
-                view[c.stage][p] = roster.believed(p)
-                if c.speed <= 0:
+                view[c.stage][p] = roster.speeds.believed(p)
+                if c.capacity.speed <= 0:
                     away.add(p)
         for p, (_, target, speed) in self._asked.items():
             if p not in here and target:
@@ -110,7 +111,7 @@ class Balance:
         """
         rest = max(SETTLED_MOVES * self._every, REST_S)
         self._asked = {p: told for p, told in self._asked.items() if now - told[0] < rest}
-        here = roster.replicas()
+        here = roster.participants.by_stage()
         under_way = {
             p: to
             for p, (at, to, _) in self._asked.items()
@@ -126,16 +127,15 @@ class Balance:
         for stage, peers in here.items():
             stay = [p for p in peers if p not in under_way]
             holds = {p for p in stay if _holds(roster, p, peers)}
-            view[stage] = {p: roster.believed(p) if p in holds else 0.0 for p in stay}
+            view[stage] = {p: roster.speeds.believed(p) if p in holds else 0.0 for p in stay}
             free |= {p: lacking for p in stay if holds != {p} and p != me and p not in self._asked}
         moves = level(view, free, lacking - helped)
         could = {*helped, *(m.target for m in moves)}
         self._lacking = {stage: self._lacking.get(stage, now) for stage in could}
         expected = {to for p, to in coming.items() if to is None or p not in here.get(to, ())}
         # A peer that is here but not proven to reach the others may be so in a moment.
-        expected |= {
-            stage for stage, peers in roster.present().items() if len(peers) > len(here[stage])
-        }
+        present = roster.peers.present()
+        expected |= {stage for stage, peers in present.items() if len(peers) > len(here[stage])}
         for m in moves:
             waits = COMING_S if expected & {m.target, None} else patience_s
             if now - self._lacking[m.target] >= max(waits, patience_s):
@@ -156,7 +156,8 @@ class Balance:
 def _holds(roster: Roster, peer: PeerId, mates: Collection[PeerId]) -> bool:
     """Return True if a peer holds the version that its stage goes on from; before a version was
     agreed on, the newest epoch at the stage."""
-    if roster.base is not None:
-        return roster.can_start(peer, roster.base)
-    epochs = {p: roster.candidates[p].at.epoch for p in mates}
+    base = roster.versions.base
+    if base is not None:
+        return roster.versions.can_start(peer, base)
+    epochs = {p: roster.peers.candidates[p].at.epoch for p in mates}
     return epochs[peer] == max(epochs.values())

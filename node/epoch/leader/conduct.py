@@ -1,7 +1,8 @@
 """Conduct of the members, as their leader has seen it: peers on probation, and for how long. Pure.
 
 Enters: seconds that a peer cost the others, and epochs that it did in time. Leaves: peers on
-probation, and how much longer than usual a peer is waited for. Never: a clock, or an epoch.
+probation, facts and faults to report, and how much longer than usual a peer is waited for. Never: a
+clock, or an epoch.
 
 There is one rule: a peer that costs the others time is on probation for a multiple of that time. A
 peer on probation owns no part, gets no micro-batch, and nobody waits for it. It is in no plan where
@@ -9,11 +10,14 @@ its stage has two others that work.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 from node.core.ids import PeerId
 from node.core.newest import Newest
+from node.epoch.events import CountFault, LeaderAction
+from node.epoch.leader import reports
 
 MULTIPLE = 20.0
 """Times the seconds that a peer cost the others for which it is on probation."""
@@ -97,6 +101,39 @@ class Conduct:
         record.until = max(record.until, now + min(MOST_S, probation_s))
         record.missed = missed
         return 1.0 if record.offences >= DELIBERATE else 0.0
+
+    def blame(
+        self,
+        peers: Collection[PeerId],
+        why: str,
+        seconds: float,
+        now: float,
+        missed: str = "",
+    ) -> list[LeaderAction]:
+        """Put on probation the peers that cost the others ``seconds``. ``missed`` as for
+        :meth:`cost`."""
+        done: list[LeaderAction] = []
+        for peer in sorted(peers):
+            weight = self.cost(peer, seconds, now, missed)
+            done.append(reports.on_probation(peer, why, self.probation_s(peer, now)))
+            if weight:
+                done.append(CountFault(peer, why, weight))
+        return done
+
+    def excuse(self, peer: PeerId, plan_hash: str, now: float) -> list[LeaderAction]:
+        """End the probation of a peer that reports late."""
+        if self.reported(peer, plan_hash, now):
+            return [reports.excused(peer)]
+        return []
+
+    def losers(self, camps: Sequence[frozenset[PeerId]], me: PeerId) -> set[PeerId]:
+        """Members of all camps but one. The camp of ``me`` stays, or else the largest one, or the
+        one with the member that did the most epochs."""
+        stays = max(
+            camps,
+            key=lambda camp: (me in camp, len(camp), max(map(self.epochs, camp))),
+        )
+        return {*chain.from_iterable(camps)} - stays
 
     def reported(self, peer: PeerId, plan_hash: str, now: float) -> bool:
         """Record a report of the peer on the work of a plan. Returns True if this ends its

@@ -177,7 +177,7 @@ class Deadlines:
 def _believed(roster: Roster) -> dict[PeerId, Measured]:
     """The costs that peers report, each bounded by :data:`~node.scheduler.costs.BEYOND` times the
     median of its kind: nobody makes the others wait by calling itself, or its connections, slow."""
-    said = {p: c.costs for p, c in roster.candidates.items()}
+    said = {p: c.capacity.costs for p, c in roster.peers.candidates.items()}
     most = {
         name: BEYOND * _median(getattr(m, name) for m in said.values())
         for name in ("forward_s", "backward_s", "loss_s", "tera_s")

@@ -16,6 +16,7 @@ from node.core.journey import Hop, Path, Plan
 from node.epoch import events as ev
 from node.epoch.facts import RunFacts
 from node.epoch.leader.roster import Roster
+from node.epoch.plan_context import PastPlan
 from node.scheduler.costs import Costs, SecondsPerUnit, believe, least
 from node.scheduler.proven import NoWay, complete, missing, reroute
 from node.scheduler.router import Laid
@@ -30,18 +31,17 @@ Stages = Mapping[int, Sequence[tuple[PeerId, float]]]
 
 
 class Routing:
-    """Paths of one leader's plans. ``history``: the newest plan that is known; ``dropped``: its
-    micro-batches that did not count."""
+    """Paths of one leader's plans. ``history``: the newest plan that is known."""
 
-    def __init__(self, facts: RunFacts, history: Plan | None, dropped: Sequence[int]) -> None:
+    def __init__(self, facts: RunFacts, history: PastPlan | None) -> None:
         self.router = facts.make.router()
         self._sizes = facts.sizes.parameters
         self._tensor = facts.sizes.tensor
         self.laid: Laid | None = None
         self.costs = Costs()
         self._rounds: tuple[frozenset[PeerId], SecondsPerUnit] | None = None
-        if history is not None and history.paths:
-            self.router.rotation.counted([p for p in history.paths if p.index not in dropped])
+        if history is not None and history.plan.paths:
+            self.router.rotation.counted(history.counted)
 
     def lay(
         self,
@@ -61,8 +61,9 @@ class Routing:
         everybody = [p for row in by_stage.values() for p, _ in row]
         self.costs = self._believed(roster, {p for p, _ in by_stage[ENDS]}, everybody)
         self.laid = self.router.lay(ends, blocks, samples, self.costs)
-        paths = reroute(self.laid.paths, lambda hop: by_stage[hop.stage], roster.proven)
-        paths = with_trials(paths, by_stage, roster.known_cost(), roster.proven)
+        proven = roster.participants.proven
+        paths = reroute(self.laid.paths, lambda hop: by_stage[hop.stage], proven)
+        paths = with_trials(paths, by_stage, roster.speeds.known_cost(), proven)
         if paths != self.laid.paths:
             self.laid = replace(self.laid, paths=paths, run_s=0.0)
         return paths
@@ -70,8 +71,9 @@ class Routing:
     def _believed(self, roster: Roster, ends: set[PeerId], peers: Sequence[PeerId]) -> Costs:
         """The costs known of these peers. Pairs that are not proven are put so far apart that the
         search for paths leaves them alone."""
-        costs = believe(roster.measured(), ends, roster.doubts(), self._tensor)
-        far = {(a, b): UNPROVEN_S for a in peers for b in peers if not roster.proven(a, b)}
+        costs = believe(roster.speeds.measured(), ends, roster.speeds.doubts(), self._tensor)
+        proven = roster.participants.proven
+        far = {(a, b): UNPROVEN_S for a in peers for b in peers if not proven(a, b)}
         if not far:
             return costs
         return replace(costs, ways={**costs.ways, **far})
@@ -83,9 +85,10 @@ class Routing:
         if self.router.settings.hops(self.router.stages) < len(stages):
             return by_stage[ENDS]
         replicas = {s: [p for p, _ in row] for s, row in by_stage.items()}
-        able = [(p, v) for p, v in by_stage[ENDS] if complete(p, stages, replicas, roster.proven)]
+        proven = roster.participants.proven
+        able = [(p, v) for p, v in by_stage[ENDS] if complete(p, stages, replicas, proven)]
         if not able:
-            raise NoWay(missing([p for p, _ in by_stage[ENDS]], stages, replicas, roster.proven))
+            raise NoWay(missing([p for p, _ in by_stage[ENDS]], stages, replicas, proven))
         return able
 
     def forecast(self, by_stage: Stages) -> tuple[float, float]:

@@ -1,7 +1,7 @@
-"""The version that the next plan starts from and the voters on its result, or the reason to wait
-first. Pure. Enters: the roster, the tokens counted so far, the plan before, the time. Leaves: a
-version and an electorate, or the missing things in a few words. Never: the context of a version
-(:mod:`node.epoch.plan_context`).
+"""The version that the next plan starts from, or the reason to wait first. Pure. Enters: the
+roster, the tokens counted so far, the time. Leaves: a version, or the missing things in a few
+words. Never: the context of a version (:mod:`node.epoch.plan_context`), the voters
+(:mod:`node.epoch.leader.voting`).
 
 Among the versions that every stage can start from, a version with a majority of its voters
 throughout its history comes first, then the one with the most counted tokens. Going back costs
@@ -10,13 +10,12 @@ because few peers of that side are here yet, the leader waits a while for the mi
 """
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import replace
 
-from node.consensus.voters import decide, is_majority
-from node.core.ids import PeerId
-from node.core.journey import Electorate, Plan, Version
+from node.core.journey import Version
+from node.epoch.events import RecordFact
 from node.epoch.facts import RunFacts
+from node.epoch.leader import reports
+from node.epoch.leader.proofs import Proofs
 from node.epoch.leader.roster import Roster
 from node.epoch.waiting import Lack, Wait
 
@@ -32,14 +31,6 @@ LOST_S = 60.0
 """Seconds without a common version of all stages after which some stages go on from an older one
 than the others. The peers with the newer one had time to come back, and only the epochs of these
 stages are lost. Nothing else would end the waiting."""
-RIPE = 10
-"""Number of epochs in a row as a current member after which a peer votes: keys cost nothing."""
-FEW = 5
-"""Number of voters below which all current members vote: the next death must not end the run."""
-ALONE_S = 60.0
-"""Seconds to wait for enough voters. Then the peers that are present go on as orphans."""
-ALONE_EPOCHS = 5.0
-"""Epochs to wait for them, if that is longer."""
 
 
 class StartingPoint:
@@ -54,14 +45,29 @@ class StartingPoint:
         self._stuck_since = math.inf
         self._courtesy = -math.inf
         self._courtesy_every = COURTESY_S / 2
+        self.proofs = Proofs()
 
     def choose(self, roster: Roster, tokens: int, now: float) -> Version | Wait:
-        """The version to start from, the best of :meth:`Roster.startable`; else the reason to wait.
-        ``tokens``: counted in our history.
+        """The version to start from, or the reason for waiting. ``tokens``: counted in our history.
+        The leader first asks for the certificate of a version that few peers can have committed,
+        and passes the version over if nobody could show one a moment ago."""
+        proofs = self.proofs
+        roster.versions.look_again(lambda version: proofs.doubts(version, roster, now))
+        while True:
+            base = self._best(roster, tokens, now)
+            if isinstance(base, Wait) or proofs.may_be_asked(now):
+                return base
+            if not proofs.doubts(base, roster, now):
+                return base
+            roster.versions.pass_over(base)
+
+    def _best(self, roster: Roster, tokens: int, now: float) -> Version | Wait:
+        """The version to start from, the best of :meth:`Versions.startable`; else the reason to
+        wait.
 
         Peers that claim a better history get a moment to bring the rest of their side.
         """
-        best = next(iter(roster.startable()), None)
+        best = next(iter(roster.versions.startable()), None)
         if best is not None and (
             counted(roster, best, tokens) >= tokens or self._ends_orphan(roster, best)
         ):
@@ -73,9 +79,9 @@ class StartingPoint:
         # Going back costs epochs, so a swarm that has lost a whole stage first gives it a chance to
         # return.
         if tokens and now - self._stuck_since < self._facts.waits.patience_s:
-            if roster.base is not None:
-                lacking = tuple(roster.bare(roster.base))
-                return Wait(Lack.EPOCH, stages=lacking, epoch=roster.base.epoch)
+            if roster.versions.base is not None:
+                lacking = tuple(roster.versions.bare(roster.versions.base))
+                return Wait(Lack.EPOCH, stages=lacking, epoch=roster.versions.base.epoch)
             return self._nothing_in_common(roster)
         return best or self._nothing_in_common(roster)
 
@@ -83,7 +89,7 @@ class StartingPoint:
     def _nothing_in_common(roster: Roster) -> Wait:
         """The wait that names the stages without the nearest version, which the fewest stages
         lack."""
-        nearest, lacking = roster.nearest()
+        nearest, lacking = roster.versions.nearest()
         epoch = 0
         if nearest is not None:
             epoch = nearest.epoch
@@ -93,51 +99,68 @@ class StartingPoint:
     def _ends_orphan(roster: Roster, best: Version) -> bool:
         """Return True if the version agreed on went on without a majority of its voters, and
         ``best`` always had one."""
-        base = roster.base
-        return base is not None and roster.certain(base) is False and roster.certain(best) is True
+        versions = roster.versions
+        base = versions.base
+        if base is None:
+            return False
+        return versions.certain(base) is False and versions.certain(best) is True
 
     def found(self) -> None:
         """The context of the version is known too: the leader no longer waits."""
         self._stuck_since = math.inf
 
-    def joined(self) -> None:
-        """The swarm goes on from a richer history: the peer that claimed it was right, and the next
-        claim is heard soon again."""
-        self._courtesy_every = COURTESY_S / 2
+    def turn(self, roster: Roster, base: Version, claimed: int, tokens: int) -> list[RecordFact]:
+        """The swarm goes on from ``base``. Returns the fact to record if that is not the version
+        agreed on. ``claimed``: tokens in the context of ``base``. A peer that claimed a richer
+        history was right then, and the next claim is heard soon again."""
+        was = roster.versions.base
+        if was is None or base == was:
+            return []
+        if counted(roster, base, tokens) > tokens:
+            self._courtesy_every = COURTESY_S / 2
+            return [reports.history_changed(base, was, claimed, tokens)]
+        return [reports.went_back(base, was)]
 
-    def drop_agreement(self, roster: Roster, now: float) -> tuple[int, ...]:
+    def go_on_from_less(self, roster: Roster, now: float) -> RecordFact | None:
+        """Give up agreed digests, the verdict on a disputed version, or the newest parameters of
+        some stages, if nothing else lets the swarm start. Returns the fact to record, None while
+        waiting may still help."""
+        if lost := self._drop_agreement(roster, now):
+            return reports.agreement_lost(lost)
+        if self._count_undone(roster, now):
+            return reports.undone_counted()
+        if fallen := self._fall_back(roster, now):
+            return reports.stage_fell_back(fallen)
+        return None
+
+    def _drop_agreement(self, roster: Roster, now: float) -> tuple[int, ...]:
         """Drop agreed digests that are lost for good, once patience is over, so that the swarm goes
         on from the parameters that are left. Returns the stages concerned, mostly none."""
-        if now - self._stuck_since < self._facts.waits.patience_s or roster.startable():
+        if now - self._stuck_since < self._facts.waits.patience_s or roster.versions.startable():
             return ()
-        return roster.drop_agreement()
+        return roster.versions.drop_agreement()
 
-    def count_undone(self, roster: Roster, now: float) -> bool:
+    def _count_undone(self, roster: Roster, now: float) -> bool:
         """Let versions count on which replicas did not agree, once patience is over, if nobody can
         go back to the version before: one replica's parameters are better than a swarm that never
         goes on. Return True if the swarm can start from one now."""
-        if now - self._stuck_since < self._facts.waits.patience_s or roster.startable():
+        if now - self._stuck_since < self._facts.waits.patience_s or roster.versions.startable():
             return False
-        undone = roster.undone
-        roster.undone = set()
-        if roster.startable():
-            return True
-        roster.undone = undone
-        return False
+        return roster.versions.redo()
 
-    def fall_back(self, roster: Roster, now: float) -> dict[int, Version]:
+    def _fall_back(self, roster: Roster, now: float) -> dict[int, Version]:
         """Let each stage that nobody holds at the newest version go on from the version of most of
         its peers, if every such stage has one and nothing else helps. Returns that version for each
         stage; mostly empty."""
-        base = roster.base
-        if base is None or now - self._stuck_since < LOST_S or roster.startable():
+        base = roster.versions.base
+        if base is None or now - self._stuck_since < LOST_S or roster.versions.startable():
             return {}
-        bare = roster.bare(base)
+        bare = roster.versions.bare(base)
         if len(bare) > self._facts.stages or not all(
-            0 < (roster.older(s) or base).epoch < base.epoch for s in bare
+            0 < (roster.versions.older(s) or base).epoch < base.epoch for s in bare
         ):
             return {}
-        return {s: held for s in bare if (held := roster.fall_back(s)) is not None}
+        return {s: held for s in bare if (held := roster.versions.fall_back(s)) is not None}
 
     def _around(self, roster: Roster, tokens: int, now: float) -> Version | None:
         """The version to start from without the stages that nobody holds it at, if plans may leave
@@ -149,29 +172,30 @@ class StartingPoint:
         facts = self._facts
         if not facts.spare:
             return None
-        able = roster.startable(facts.spare)
-        base = roster.base
+        able = roster.versions.startable(facts.spare)
+        base = roster.versions.base
         if base not in able:
             base = next(iter(able), None)
         if base is None or counted(roster, base, tokens) < tokens:
             return None
-        here = roster.replicas()
-        bare = roster.bare(base)
+        here = roster.participants.by_stage()
+        bare = roster.versions.bare(base)
         self.bare = {s: self.bare.get(s, now) for s in [*bare, *(-s for s in bare if here[s])]}
         if any(now - self.bare[s] < MISSED_S for s in bare):
             return None
+        agreed = base == roster.versions.base
         for s in bare:
-            if now - self.bare.get(-s, now) >= facts.waits.patience_s and base == roster.base:
-                roster.fall_back(s)
+            if agreed and now - self.bare.get(-s, now) >= facts.waits.patience_s:
+                roster.versions.fall_back(s)
         # A run that is complete has all of its stages.
-        if base.epoch >= facts.epochs and roster.bare(base):
+        if base.epoch >= facts.epochs and roster.versions.bare(base):
             return None
         return base
 
     def _richer(self, roster: Roster, best: Version, tokens: int, now: float) -> Wait | None:
         """The wait for the side of a partitioned network that claims more tokens; None without
         one."""
-        claims = roster.richer(max(counted(roster, best, tokens), tokens), best)
+        claims = roster.versions.richer(max(counted(roster, best, tokens), tokens), best)
         if not claims:
             return None
         # A claim costs nothing to make: a peer that repeats one which comes to nothing is waited
@@ -188,83 +212,6 @@ class StartingPoint:
 def counted(roster: Roster, version: Version, tokens: int) -> int:
     """Tokens in the history of a version; for the version committed last it is ``tokens``, our own
     count."""
-    if version == roster.base:
+    if version == roster.versions.base:
         return tokens
-    return max(0, roster.tokens_of(version))
-
-
-def without(e: Electorate, gone: Collection[PeerId]) -> Electorate:
-    """``e`` without the peers of ``gone``, which vote elsewhere from now on, or nowhere."""
-    return replace(
-        e,
-        voters=tuple(p for p in e.voters if p not in gone),
-        elders=tuple(p for p in e.elders if p not in gone),
-    )
-
-
-class Voting:
-    """Chooses the voters, for the leader ``me``."""
-
-    def __init__(self, me: PeerId) -> None:
-        self._me = me
-        self._worked: dict[PeerId, int] = {}
-        self._decided = ""
-        """Hash of the plan that made the version committed last."""
-        self._lacking = math.inf
-
-    def committed(self, plan: Plan, by: Collection[PeerId]) -> bool:
-        """These members have committed. Return True if that is enough for the version to count."""
-        if not decide(plan.electorate, by):
-            return False
-        self._decided = plan.hash
-        current = [m.peer for m in plan.members if m.current]
-        self._worked = {p: self._worked.get(p, 0) + 1 for p in current}
-        return True
-
-    def electorate(
-        self, before: Plan | None, current: Sequence[PeerId], left: Collection[PeerId]
-    ) -> Electorate:
-        """The electorate of the next plan. ``before``: the plan that made the version which the
-        next plan starts from, or an earlier attempt from the same version; None if it is not known,
-        or the run begins. ``current``: possible current members, in any order; ``left``: peers that
-        leave or were revoked, and do not vote."""
-        order = sorted(current, key=lambda p: (p != self._me, p))
-        if before is None or not before.electorate.voters:
-            return Electorate(tuple(order))
-        e = before.electorate
-        if before.parent:
-            return Electorate(tuple(p for p in e.voters if p in current) or tuple(order))
-        e = without(e, left)
-        if before.hash != self._decided:
-            return e
-        voters = [p for p in e.voters if p in current]
-        voters += [p for p in order if p not in voters and self._worked.get(p, 0) >= RIPE]
-        if len(voters) < FEW:
-            voters += [p for p in order if p not in voters]
-        first = [self._me] if self._me in voters else []
-        after = e.elders if e.orphan else e.voters
-        still = e.orphan and not is_majority(e.elders, voters)
-        return Electorate(tuple(dict.fromkeys([*first, *voters])), after, still)
-
-    def planned(self) -> None:
-        """A plan was made: the wait for absent voters starts from zero again."""
-        self._lacking = math.inf
-
-    def lacks(
-        self, e: Electorate, here: Collection[PeerId], now: float, epoch_s: float
-    ) -> Wait | Electorate:
-        """The electorate to plan with: ``e`` if enough of its voters are ``here``, or an orphan one
-        after :data:`ALONE_S`; until then the wait for the others. ``epoch_s``: seconds of an
-        epoch, 0 for unknown."""
-        if decide(e, here):
-            self._lacking = math.inf
-            return e
-        self._lacking = min(self._lacking, now)
-        if now - self._lacking >= max(ALONE_S, ALONE_EPOCHS * epoch_s):
-            voters = tuple(sorted(here, key=lambda p: (p != self._me, p)))
-            after = e.elders if e.orphan else e.voters
-            return Electorate(voters, after, True)
-        lacking = e.elders if is_majority(e.voters, here) else e.voters
-        absent = tuple(p for p in lacking if p not in here)
-        present = len(lacking) - len(absent)
-        return Wait(Lack.VOTERS, peers=absent, here=present, of=len(lacking))
+    return max(0, roster.versions.tokens_of(version))

@@ -68,11 +68,10 @@ class Windows:
         True if all replicas of all stages hold the same."""
         means: dict[int, str] = {}
         whole = True
-        for stage in roster.replicas():
-            able = roster.workers(stage, base)
-            said = Counter(
-                mean[1] for p in able if (mean := roster.candidates[p].mean)[0] == window
-            )
+        here = roster.peers.candidates
+        for stage in roster.participants.by_stage():
+            able = roster.versions.workers(stage, base)
+            said = Counter(mean[1] for p in able if (mean := here[p].outer.mean)[0] == window)
             whole = whole and len(said) == 1 and sum(said.values()) == len(able)
             if said:
                 means[stage] = min(said, key=lambda digest: (-said[digest], digest))

@@ -1,0 +1,127 @@
+"""The speeds of the peers, as their leader believes them. Pure. Enters: claims in heartbeats,
+measurements by neighbours, the peers that had work. Leaves: micro-batches per second, and measured
+costs. Never: a path.
+
+A claim costs nothing, so the measurements of a peer's neighbours bound it.
+"""
+
+import math
+from collections.abc import Collection
+from copy import copy
+from statistics import median
+
+from node.core.ids import PeerId
+from node.epoch.peers.peers import Peers
+from node.scheduler.costs import NOTHING, Measured, quantise
+
+FORGIVE_AFTER = 8
+"""Epochs without a micro-batch after which a replica's measured speed is no longer believed."""
+
+CEILING = 2.0
+"""Multiple of the neighbours' measurement that bounds a claimed speed."""
+
+
+class Speeds:
+    """Speeds and costs of these peers."""
+
+    def __init__(self, peers: Peers) -> None:
+        self._peers = peers
+        self._planned: dict[PeerId, float] = {}
+        """The speed that each peer was last planned with."""
+        self._idle: dict[PeerId, int] = {}
+        """Epochs in a row in which each member got no micro-batch."""
+        self._table: tuple[dict[PeerId, float], dict[int, list[tuple[PeerId, float]]]] | None = None
+
+    def over(self, peers: Peers) -> "Speeds":
+        """The speeds of other peers, with the same past."""
+        rest = copy(self)
+        rest._peers = peers
+        rest._table = None
+        return rest
+
+    def heard(self) -> None:
+        """A peer has come, gone, or made other claims."""
+        self._table = None
+
+    def of(self, peer: PeerId) -> float:
+        """Micro-batches per second to plan with, quantised; 0 for unknown."""
+        believed = self.believed(peer)
+        if believed > 0:
+            believed = self._planned[peer] = quantise(
+                believed, self._planned.get(peer, 0.0), per_octave=2
+            )
+        return believed
+
+    def rows(self, peers: Collection[PeerId]) -> list[tuple[PeerId, float]]:
+        """These peers with their speeds to plan with."""
+        return [(p, self.of(p)) for p in peers]
+
+    def believed(self, peer: PeerId) -> float:
+        """Micro-batches per second, by the peer's claim and its neighbours' measurements; 0 for
+        unknown."""
+        # A peer without work is not measured either: now and then its speed counts as unknown, and
+        # it is tried again.
+        if self._idle.get(peer, 0) >= FORGIVE_AFTER:
+            return 0.0
+        return min(self._peers.candidates[peer].capacity.speed, self._bound(peer))
+
+    def measured(self) -> dict[PeerId, Measured]:
+        """The costs that each peer reports, without peers that leave; nothing for a peer that got
+        no work for long, because its measurements are out of date."""
+        return {
+            p: c.capacity.costs if self._idle.get(p, 0) < FORGIVE_AFTER else NOTHING
+            for p, c in sorted(self._peers.candidates.items())
+            if not c.leaving
+        }
+
+    def known_cost(self) -> set[PeerId]:
+        """Peers that have ever reported the cost of a micro-batch."""
+        return {p for p, c in self._peers.candidates.items() if c.capacity.costs.forward_s}
+
+    def doubts(self) -> dict[PeerId, float]:
+        """For each peer that claims more than ``CEILING`` times the speed that its neighbours see:
+        its claim divided by the most that is believed."""
+        return {
+            p: c.capacity.speed / b
+            for p, c in self._peers.candidates.items()
+            if c.capacity.speed > (b := self._bound(p)) > 0
+        }
+
+    def worked(self, current: set[PeerId], working: set[PeerId]) -> None:
+        """A plan was made: of the ``current`` members only ``working`` have micro-batches."""
+        self._idle = {p: 0 if p in working else self._idle.get(p, 0) + 1 for p in current}
+        here = self._peers.candidates
+        self._planned = {p: speed for p, speed in self._planned.items() if p in here}
+
+    def _bound(self, peer: PeerId) -> float:
+        """The most that is believed of a peer's claimed speed: ``CEILING`` times the neighbours'
+        measurement, in the units of its siblings.
+
+        Neighbours see a peer through its link and its next hop, so their numbers only compare
+        replicas of one stage.
+        """
+        if self._table is None:
+            self._table = self._measured()
+        rates, units = self._table
+        mine = rates.get(peer, 0.0)
+        siblings = units.get(self._peers.candidates[peer].stage, ())
+        others = [unit for p, unit in siblings if p != peer]
+        if mine > 0 and others:
+            return CEILING * mine * median(others)
+        return math.inf
+
+    def _measured(self) -> tuple[dict[PeerId, float], dict[int, list[tuple[PeerId, float]]]]:
+        """The speed of each peer that its neighbours measure (the median), and for each stage the
+        ratios of claimed to measured speeds."""
+        said: dict[PeerId, list[float]] = {}
+        for by, c in self._peers.candidates.items():
+            for about, rate in c.capacity.seen:
+                if about != by and rate > 0:
+                    said.setdefault(about, []).append(rate)
+        rates = {peer: median(words) for peer, words in said.items()}
+        units: dict[int, list[tuple[PeerId, float]]] = {}
+        for p, c in self._peers.candidates.items():
+            speed = c.capacity.speed
+            if speed > 0 and p in rates:
+                units.setdefault(c.stage, []).append((p, speed / rates[p]))
+        return rates, units
