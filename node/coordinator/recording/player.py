@@ -154,7 +154,7 @@ class Player:
             case {"recording": number, "setup": setup} if self.played.setup is None:
                 if number != FORMAT:
                     raise WireError(f"format {number}, and this tutti reads format {FORMAT}")
-                self.played.setup = self._reader.fields(setup, Setup)
+                self.played.setup = Setup.read(setup, self._reader)
             case _ if self.played.setup is None:
                 raise WireError("a recording begins with its setup")
             case {"end": str(why)}:
@@ -180,17 +180,7 @@ class Player:
             self._machines[MEMBER] = Member(m.me, m.at, m.checkpoints, m.tokens)
         elif machine == LEADER:
             s = self._reader.fields(start, LeaderStart)
-            self._machines[LEADER] = Leader(
-                s.me,
-                setup.facts(self._rules),
-                term=s.term,
-                history=s.history,
-                dropped=s.dropped,
-                rules=s.rules,
-                known=s.known,
-                cell=s.cell,
-                conduct=dict(s.conduct),
-            )
+            self._machines[LEADER] = Leader(s.me, setup.facts(self._rules), **s.arguments())
         else:
             raise WireError(f"there is no machine {machine[:64]}")
 

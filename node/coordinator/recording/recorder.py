@@ -3,19 +3,18 @@ the actions that they gave. Enters: calls of the machines. Leaves: lines of a re
 tensor; a decision: a recorded machine decides like any other."""
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from node.consensus.rules import Read, Rules
 from node.coordinator.recording.chain import Chain
 from node.coordinator.recording.setup import FORMAT, LeaderStart, MemberStart, Setup
 from node.coordinator.recording.values import Writer
-from node.core.ids import NO_CELL, CellId, PeerId
-from node.core.journey import Plan, Version
+from node.core.ids import PeerId
+from node.core.journey import Version
 from node.core.version import VERSION
 from node.epoch import events as ev
 from node.epoch.facts import RunFacts
-from node.epoch.leader.conduct import Record
 from node.epoch.leader.leader import Leader
 from node.epoch.member import Member
 from node.optim.parts import ParameterPart
@@ -58,7 +57,7 @@ class Recorder:
     ) -> None:
         """Write the setup, before any machine starts. ``peer``: the peer that is recorded."""
         setup = Setup.of(VERSION, peer, facts, scheduler, parts)
-        self._line({"recording": FORMAT, "setup": self._writer.fields(setup)})
+        self._line({"recording": FORMAT, "setup": setup.document(self._writer)})
 
     def reads(self, read: Read) -> Read:
         """A reader of the owner's changes that records the settings in each. A change that is
@@ -82,7 +81,7 @@ class Recorder:
 
     def leader(self, me: PeerId, facts: RunFacts, **history: Any) -> Leader:
         """A leader that is recorded; the arguments of :class:`Leader`."""
-        return RecordedLeader(self, me, facts, **history)
+        return RecordedLeader(self, facts, LeaderStart.of(me, **history))
 
     def leads(self, start: LeaderStart) -> None:
         """A leader begins."""
@@ -161,33 +160,9 @@ class RecordedMember(Member):
 class RecordedLeader(Leader):
     """A leader of which each event and its actions are recorded."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        me: PeerId,
-        facts: RunFacts,
-        *,
-        term: int = 0,
-        history: Plan | None = None,
-        dropped: Sequence[int] = (),
-        rules: Rules | None = None,
-        known: frozenset[PeerId] = frozenset(),
-        cell: CellId = NO_CELL,
-        conduct: Mapping[PeerId, Record] | None = None,
-    ) -> None:
-        records = tuple((conduct or {}).items())
-        recorder.leads(LeaderStart(me, term, history, tuple(dropped), rules, known, cell, records))
-        super().__init__(
-            me,
-            facts,
-            term=term,
-            history=history,
-            dropped=dropped,
-            rules=rules,
-            known=known,
-            cell=cell,
-            conduct=conduct,
-        )
+    def __init__(self, recorder: Recorder, facts: RunFacts, start: LeaderStart) -> None:
+        recorder.leads(start)
+        super().__init__(start.me, facts, **start.arguments())
         self._recorder = recorder
 
     def handle(self, event: ev.LeaderEvent, now: float) -> list[ev.LeaderAction]:

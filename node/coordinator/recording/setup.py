@@ -1,12 +1,13 @@
 """Facts of a run in a recording: everything that a fresh machine needs beside its events. Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
 from node.consensus.rules import Rules
-from node.core.errors import Refused
-from node.core.ids import CellId, PeerId
+from node.coordinator.recording.values import Reader, Writer
+from node.core.errors import Refused, WireError
+from node.core.ids import NO_CELL, CellId, PeerId
 from node.core.journey import MOST_PATHS, Plan, Version
 from node.epoch.facts import PlanFunctions, RunFacts, Waits, WorkSizes
 from node.epoch.leader.conduct import Record
@@ -22,29 +23,19 @@ FORMAT = 2
 
 
 @dataclass(frozen=True)
-class Setup:
-    """The first record of a recording. ``version``: the tutti that wrote it; ``peer``: the peer
-    that recorded itself. ``scheduler`` and ``parts`` (by stage) are what paths and owners are made
-    from; the other fields are as in :class:`~node.epoch.facts.RunFacts`."""
+class RunNumbers:
+    """The amounts of a run, as in :class:`~node.epoch.facts.RunFacts`."""
 
-    version: str
-    peer: PeerId
     stages: int
     epochs: int
     target_batch: int
     micro_batch: int
     min_replicas: int
-    eval_every: int
     waits: Waits
     sizes: WorkSizes
     run_id: str
     spare: int
     prove: bool
-    reference: bool
-    warmup: int
-    advice: str
-    scheduler: SchedulerSettings
-    parts: dict[int, tuple[ParameterPart, ...]]
 
     def __post_init__(self) -> None:
         """Raises ValueError for a run that no manifest may have: a fresh machine makes lists of its
@@ -52,6 +43,31 @@ class Setup:
         most = self.micro_batch * MOST_PATHS
         if not (1 <= self.stages <= MOST_STAGES and 1 <= self.target_batch <= most):
             raise ValueError("more stages or micro-batches than a run may have")
+
+
+@dataclass(frozen=True)
+class LossChecks:
+    """Evaluations of a run and the advice that follows from them, as in
+    :class:`~node.epoch.facts.RunFacts`."""
+
+    eval_every: int
+    reference: bool
+    warmup: int
+    advice: str
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The first record of a recording, which has the fields of ``run`` and ``losses`` beside the
+    others. ``version``: the tutti that wrote it; ``peer``: the peer that recorded itself.
+    ``scheduler`` and ``parts`` (by stage) are what paths and owners are made from."""
+
+    version: str
+    peer: PeerId
+    run: RunNumbers
+    losses: LossChecks
+    scheduler: SchedulerSettings
+    parts: dict[int, tuple[ParameterPart, ...]]
 
     @classmethod
     def of(
@@ -63,17 +79,32 @@ class Setup:
         parts: Mapping[int, tuple[ParameterPart, ...]],
     ) -> "Setup":
         """The setup of a peer that plans with these facts."""
-        own = {f.name for f in fields(cls)}
-        numbers = {f.name: getattr(facts, f.name) for f in fields(facts) if f.name in own}
-        return cls(version, peer, scheduler=scheduler, parts=dict(parts), **numbers)
+        run = RunNumbers(**{name: getattr(facts, name) for name in _names(RunNumbers)})
+        losses = LossChecks(**{name: getattr(facts, name) for name in _names(LossChecks)})
+        return cls(version, peer, run, losses, scheduler, dict(parts))
+
+    @classmethod
+    def read(cls, document: Any, reader: Reader) -> "Setup":
+        """The setup in a record. Raises WireError for anything that is none."""
+        if not isinstance(document, dict) or document.keys() & GROUPS.keys():
+            raise WireError("a setup has the fields of its run beside the others")
+        rest = dict(document)
+        for group, kind in GROUPS.items():
+            document = {name: rest.pop(name) for name in _names(kind) if name in rest}
+            rest[group] = document
+        return reader.fields(rest, cls)
+
+    def document(self, writer: Writer) -> dict[str, Any]:
+        """The setup as a record has it."""
+        found = writer.fields(self)
+        for group in GROUPS:
+            found |= found.pop(group)
+        return found
 
     def facts(self, rules: Mapping[str, Rules]) -> RunFacts:
         """The facts of a fresh leader. ``rules``: settings by the owner's change, "" for the
         manifest's own."""
-        names = {f.name for f in fields(RunFacts)}
-        numbers: dict[str, Any] = {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name in names
-        }
+        numbers = {**vars(self.run), **vars(self.losses)}
 
         def read(change: str) -> Rules:
             if change not in rules:
@@ -84,10 +115,19 @@ class Setup:
             assign=lambda stage, cell, previous, room: assign(
                 self.parts[stage], cell, previous, room
             ),
-            router=lambda: Router(self.scheduler, self.stages),
+            router=lambda: Router(self.scheduler, self.run.stages),
             read=read,
         )
         return RunFacts(make=make, **numbers)
+
+
+GROUPS: Mapping[str, type[Any]] = {"run": RunNumbers, "losses": LossChecks}
+"""Fields of a setup whose own fields stand beside the others in a record."""
+
+
+def _names(kind: type[Any]) -> list[str]:
+    """The names of the fields of a dataclass."""
+    return [field.name for field in fields(kind)]
 
 
 @dataclass(frozen=True)
@@ -113,3 +153,32 @@ class LeaderStart:
     known: frozenset[PeerId]
     cell: CellId
     conduct: tuple[tuple[PeerId, Record], ...]
+
+    @classmethod
+    def of(
+        cls,
+        me: PeerId,
+        *,
+        term: int = 0,
+        history: Plan | None = None,
+        dropped: Sequence[int] = (),
+        rules: Rules | None = None,
+        known: frozenset[PeerId] = frozenset(),
+        cell: CellId = NO_CELL,
+        conduct: Mapping[PeerId, Record] | None = None,
+    ) -> "LeaderStart":
+        """The start of a leader with these arguments."""
+        records = tuple((conduct or {}).items())
+        return cls(me, term, history, tuple(dropped), rules, known, cell, records)
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of a leader beside its peer and the facts of the run."""
+        return {
+            "term": self.term,
+            "history": self.history,
+            "dropped": self.dropped,
+            "rules": self.rules,
+            "known": self.known,
+            "cell": self.cell,
+            "conduct": dict(self.conduct),
+        }
