@@ -238,7 +238,7 @@ async def assemble(
         failed=tells_of_lost(device, on_error),
     )
     meter = PipelineMeter(journal, metrics)
-    meter.product_s = await asyncio.to_thread(device.tera_s)
+    meter.steps.product_s = await asyncio.to_thread(device.tera_s)
     store = CheckpointStore(
         config.checkpoint_dir(manifest.run_id),
         config.checkpoint,

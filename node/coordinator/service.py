@@ -570,7 +570,7 @@ class Training(rpc.TrainingServicer):
             return None
         # A member that is done waits for others in the same epoch: for the expected time of their
         # round nobody is late.
-        done = self.work.rounds.deadline_s / 2 if state is MemberState.DONE else 0.0
+        done = self.work.rounds.figures.deadline_s / 2 if state is MemberState.DONE else 0.0
         if self.kit.clock.now() - self.following.moved < max(PAUSE_S, done):
             return None
         if self.leader is not None:
