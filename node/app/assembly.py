@@ -555,7 +555,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         o.transport,
         o.clock,
         o.journal,
-        o.presence.vitals,
+        o.presence.sightings.vitals,
         Tasks("training", o.on_error),
         o.on_error,
     )
@@ -570,7 +570,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
     if manifest.outer.windows:
         meetings = _meetings(manifest, o, training)
     training.candidacy.on_lead = o.presence.changed
-    o.presence.seeks = lambda: training.seeks
+    o.presence.pace.seeks = lambda: training.seeks
     return Services(state, o.meter, pipeline, cell, work, training, meetings, donor)
 
 

@@ -341,7 +341,7 @@ class Daemon(Node):
             used = self.assembled.device.memory_used()
             device_said = f" and {human(used)} of {self.assembled.device.device}"
         kept = await self._give_stage_up()
-        presence.seeks = lambda: False
+        presence.pace.seeks = lambda: False
         await asyncio.to_thread(give_all_back)
         after = resident(os.getpid())
         self.pledges.pledge(max(0, after - of_files(os.getpid())))

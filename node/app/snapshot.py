@@ -765,7 +765,7 @@ class SnapshotBuilder:
                     silent_s=silent_s,
                 )
             )
-        for peer, (entry, since) in sorted(d.presence.lost.items()):
+        for peer, (entry, since) in sorted(d.presence.sightings.lost.items()):
             # A record that goes before it expires was taken down by its writer.
             withdrawn = entry.not_after > since or entry.body.state in LEAVING
             state = "left" if withdrawn else "lost"
@@ -781,10 +781,10 @@ class SnapshotBuilder:
         if d.presence is None:
             return Life.LIVES, 0.0
         if link.path:
-            d.presence.vitals.alive(peer, now - max(0.0, wall - link.since))
+            d.presence.sightings.vitals.alive(peer, now - max(0.0, wall - link.since))
         if d.assembled is not None:
             return d.assembled.training.standing_of(peer)
-        return d.presence.vitals.look(peer, now)
+        return d.presence.sightings.vitals.look(peer, now)
 
 
 def _peer_line(peer: PeerId, body: PeerBody, **seen: Any) -> ask.PeerLine:
