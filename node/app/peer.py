@@ -387,7 +387,7 @@ class Peer(ABC, Generic[S]):
             return f"it is on its way to {stage_name(self.to_stage)}"
         if a is None or self.manifest is None or self.going:
             return "it is coming or going itself"
-        why = self.refuses(under(self.manifest, a.training.standing.known), stage)
+        why = self.refuses(under(self.manifest, a.training.admission.changes.known), stage)
         if stage == ENDS and self.presence is not None and self.presence.view.ends:
             why = "somebody else is at the ends"
         if why:

@@ -274,7 +274,7 @@ class SnapshotBuilder:
         if a.meetings is not None:
             cell = self._cell_line(a, a.meetings, m)
         change = None
-        if training.standing.known.revision:
+        if training.admission.changes.known.revision:
             change = change_line(training)
         paths = None
         if plan is not None and plan.paths:
@@ -427,21 +427,21 @@ class SnapshotBuilder:
             leader = plan.leader
         else:
             leader = training.leader_id()
-        told, waits_for, _ = training.reporting.reply
+        told, waits_for, _ = training.reporting.contact.reply
         if told != leader:
             waits_for = ""
         voters = ()
         if plan is not None:
             voters = plan.electorate.voters
-        reportable = training.reportable(view.hosts)
+        reportable = training.peers.reportable(view.hosts)
         hosts = {peer: at for peer, at in view.hosts.items() if peer in reportable}
         about = {*hosts, *voters}
         if leader is not None:
             about.add(leader)
-        standing = {peer: training.standing_of(peer) for peer in about - {training.me}}
+        standing = {peer: training.standing_of(peer) for peer in about - {training.kit.me}}
         expected = max(self.tally.forecast_s, self.tally.last_took_s)
         busy = 0.0 < a.thread.busy_for < JOB_S
-        unreached = tuple(training.unproven())
+        unreached = tuple(training.peers.unproven())
         reporting = dict[PeerId, int]()
         if training.leader is not None:
             # A peer that has just published its record reports with its next heartbeat.
@@ -674,7 +674,7 @@ class SnapshotBuilder:
         if a is None or d.presence is None or a.training.leader is not None:
             return
         view = d.presence.view
-        here = (p for p in view.hosts if a.training.has_met(p))
+        here = (p for p in view.hosts if a.training.peers.has_met(p))
         hosts = {p for p in here if view.others[p].body.state not in LEAVING}
         silent = {p: s for p in hosts if (s := a.training.standing_of(p))[0] is Life.SILENT}
         for peer, (_, seconds) in silent.items():
@@ -819,14 +819,14 @@ def full_disk(home: Path) -> str:
 
 def change_line(training: Training) -> pb.ChangeLine:
     """The owner's newest change to how cells average, beside the rules in force."""
-    rules = training.standing.in_force
+    rules = training.admission.changes.in_force
     o = rules.outer
     says = "one cell"
     if rules.cell:
         says = f"cells of {rules.cell}"
     if o.windows:
         says += f", {o.says}"
-    known = training.standing.known
+    known = training.admission.changes.known
     if known.revoked:
         says += f", revoked peers: {len(known.revoked)}"
     return pb.ChangeLine(

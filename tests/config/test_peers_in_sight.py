@@ -43,7 +43,7 @@ class Daemon:
         training = SimpleNamespace(
             leader=leader,
             standing_of=self.standing_of,
-            has_met=lambda peer: peer not in self.made_up,
+            peers=SimpleNamespace(has_met=lambda peer: peer not in self.made_up),
         )
         self.silent = silent or {}
         self.assembled = SimpleNamespace(
