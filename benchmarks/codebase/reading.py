@@ -130,40 +130,67 @@ def conditional_expressions(sources: list[Source]) -> list[str]:
     ]
 
 
-def long_signatures(sources: list[Source]) -> list[str]:
-    """Functions of more than :data:`PARAMETERS` parameters, as path:line name."""
-    found: list[str] = []
-    for source, node in _nodes(sources):
-        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            continue
-        given = node.args
-        names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
-        count = len([name for name in names if name not in ("self", "cls")])
-        if count > PARAMETERS:
-            found.append(f"{source.path}:{node.lineno} {node.name} ({count})")
+@dataclass(frozen=True)
+class Large:
+    """A large class or a long signature. ``name``: with the names of the classes around it;
+    ``count``: of its attributes or parameters."""
+
+    path: str
+    line: int
+    name: str
+    count: int
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} {self.name} ({self.count})"
+
+
+def _named(node: ast.AST, around: str = "") -> Iterator[tuple[str, ast.AST]]:
+    """The classes and functions below ``node``, by their names with the classes around them."""
+    for child in ast.iter_child_nodes(node):
+        within = around
+        if isinstance(child, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            yield around + child.name, child
+        if isinstance(child, ast.ClassDef):
+            within = f"{around}{child.name}."
+        yield from _named(child, within)
+
+
+def long_signatures(sources: list[Source]) -> list[Large]:
+    """Functions of more than :data:`PARAMETERS` parameters."""
+    found: list[Large] = []
+    for source in sources:
+        for name, node in _named(source.tree):
+            if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                continue
+            given = node.args
+            names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+            count = len([each for each in names if each not in ("self", "cls")])
+            if count > PARAMETERS:
+                found.append(Large(source.path, node.lineno, name, count))
     return found
 
 
-def large_classes(sources: list[Source]) -> list[str]:
-    """Classes of more than :data:`ATTRIBUTES` attributes, as path:line name. Attributes are the
-    annotated fields of the body and the names that methods assign to ``self``."""
-    found: list[str] = []
-    for source, node in _nodes(sources):
-        if not isinstance(node, ast.ClassDef):
-            continue
-        fields = {
-            one.target.id
-            for one in node.body
-            if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
-        }
-        fields |= {
-            one.attr
-            for one in ast.walk(node)
-            if isinstance(one, ast.Attribute)
-            and isinstance(one.ctx, ast.Store)
-            and isinstance(one.value, ast.Name)
-            and one.value.id == "self"
-        }
-        if len(fields) > ATTRIBUTES:
-            found.append(f"{source.path}:{node.lineno} {node.name} ({len(fields)})")
+def large_classes(sources: list[Source]) -> list[Large]:
+    """Classes of more than :data:`ATTRIBUTES` attributes: the annotated fields of the body and the
+    names that methods assign to ``self``."""
+    found: list[Large] = []
+    for source in sources:
+        for name, node in _named(source.tree):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            fields = {
+                one.target.id
+                for one in node.body
+                if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+            }
+            fields |= {
+                one.attr
+                for one in ast.walk(node)
+                if isinstance(one, ast.Attribute)
+                and isinstance(one.ctx, ast.Store)
+                and isinstance(one.value, ast.Name)
+                and one.value.id == "self"
+            }
+            if len(fields) > ATTRIBUTES:
+                found.append(Large(source.path, node.lineno, name, len(fields)))
     return found

@@ -42,7 +42,7 @@ from node.config import NodeConfig
 from node.consensus.election import Colleagues
 from node.consensus.rules import Read
 from node.control.pledges import Pledges
-from node.coordinator.kit import Kit
+from node.coordinator.kit import Callbacks, Kit
 from node.coordinator.leading import PeerMachines
 from node.coordinator.led_cell import LedCell
 from node.coordinator.ledger import VoteLedger
@@ -245,7 +245,7 @@ async def assemble(
         failed=tells_of_lost(device, on_error),
     )
     meter = PipelineMeter(journal, metrics)
-    meter.product_s = await asyncio.to_thread(device.tera_s)
+    meter.steps.product_s = await asyncio.to_thread(device.tera_s)
     store = CheckpointStore(
         config.checkpoint_dir(manifest.run_id),
         config.checkpoint,
@@ -548,36 +548,37 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         weights=o.weights,
         files=o.files,
         parameters=sum(part.bytes for part in o.parts[state.stage]),
-        established=lambda peer: training.is_established(peer),
+        established=lambda peer: training.peers.is_established(peer),
     )
     facts = o.facts(run_facts(manifest, work, o.parts))
     if o.recorder is not None:
         o.recorder.begin(o.transport.peer_id, facts, manifest.scheduler, o.parts)
         make = replace(facts.make, read=o.recorder.reads(facts.make.read))
         facts = replace(facts, make=make)
+    callbacks = Callbacks(on_lead=o.presence.changed, on_cell=o.presence.enter)
     kit = Kit(
         o.transport.peer_id,
         state.stage,
         facts,
+        work,
         o.transport,
         o.clock,
         o.journal,
-        o.presence.vitals,
+        o.presence.sightings.vitals,
         Tasks("training", o.on_error),
+        callbacks,
         o.on_error,
     )
-    training = Training(kit, o.identity, work, lambda: o.presence.view, o.machines, o.ledger)
+    training = Training(kit, o.identity, lambda: o.presence.view, o.machines, o.ledger)
     o.meter.accuse = training.accuse
     o.meter.timer = o.thread.now
     o.transport.on_lost(training.lost)
     o.transport.on_lost(cell.gone)
     training.candidacy.cell = o.presence.cell
-    training.on_cell = o.presence.enter
     meetings = None
     if manifest.outer.windows:
         meetings = _meetings(manifest, o, training)
-    training.candidacy.on_lead = o.presence.changed
-    o.presence.seeks = lambda: training.seeks
+    o.presence.pace.seeks = lambda: training.seeks
     return Services(state, o.meter, pipeline, cell, work, training, meetings, donor)
 
 
@@ -593,7 +594,7 @@ def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
         plan = led.plan
         if plan is None:
             return None
-        count = Counter([training.stage, *o.presence.view.stages()])
+        count = Counter([training.kit.stage, *o.presence.view.stages()])
         replicas = tuple(count[stage] for stage in range(manifest.pipeline.stages + 1))
         return CellRecord(training.cell, plan.base, replicas, training.works, o.meter.tokens_per_s)
 
@@ -616,7 +617,7 @@ def _meetings(manifest: Manifest, o: Ports, training: Training) -> CellMeetings:
         learn=o.learn,
         on_error=o.on_error,
     )
-    training.following.on_partners = meetings.meet_hosts
+    training.kit.callbacks.on_partners = meetings.meet_hosts
     return meetings
 
 
@@ -643,7 +644,7 @@ def check_room(config: NodeConfig, manifest: Manifest, a: Assembled, journal: Jo
     """Report when the stage hosted here no longer fits into memory under the owner's newest change.
     The change is followed all the same; without this line the first sign would be the kernel
     killing the process."""
-    rules = a.training.standing.known
+    rules = a.training.admission.changes.known
     verdict = check_memory(
         config, under(manifest, rules), a.stage.stage, a.memory_limit, a.main_memory
     )

@@ -341,7 +341,7 @@ class Daemon(Node):
             used = self.assembled.device.memory_used()
             device_said = f" and {human(used)} of {self.assembled.device.device}"
         kept = await self._give_stage_up()
-        presence.seeks = lambda: False
+        presence.pace.seeks = lambda: False
         await asyncio.to_thread(give_all_back)
         after = resident(os.getpid())
         self.pledges.pledge(max(0, after - of_files(os.getpid())))
@@ -464,14 +464,14 @@ class Daemon(Node):
         self.stage_tasks.spawn(self._keep_pledge(), "pledge", eternal=True)
         if stage == ENDS:
             EndsService(a, self.transport, self._members)
-        self.transport.established = a.training.is_established
+        self.transport.established = a.training.peers.is_established
         self.transport.leads = a.training.has_reported_to
         await self.transport.serve()
         self.assembled = a
         self.stage_tasks.spawn(self.watch_stage(presence), "placing", eternal=True)
-        a.training.following.on_plan = self.view.planned
-        a.training.on_move = self.asked
-        a.training.on_cell = self._enters
+        a.training.kit.callbacks.on_plan = self.view.planned
+        a.training.kit.callbacks.on_move = self.asked
+        a.training.kit.callbacks.on_cell = self._enters
         if a.training.cell:
             self._enters(a.training.cell)
         self._recall_change(a, manifest)
@@ -593,7 +593,7 @@ class Daemon(Node):
                 self.journal.emit("daemon", "change-not-kept", str(e), "warning")
             check_room(config, manifest, a, self.journal)
 
-        a.training.on_change = keep
+        a.training.kit.callbacks.on_change = keep
 
     def _host_the_rest(self, manifest: Manifest, split: Mapping[int, str]) -> None:
         """A solo swarm: every block stage in a child of this daemon, until somebody else joins.

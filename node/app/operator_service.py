@@ -301,7 +301,7 @@ class OperatorService(SnapshotBuilder, Window):
                 "the run is complete, so nothing averages any more",
                 "a new run begins with  tutti swarm init --from FILE",
             )
-        known = a.training.standing.known
+        known = a.training.admission.changes.known
         rules = a.training.change(change)
         if rules.revision < known.revision or (
             rules.revision == known.revision and change != known.change

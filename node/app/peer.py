@@ -260,7 +260,7 @@ class Peer(ABC, Generic[S]):
         :data:`LOOK_S` seconds. ``own``: other peers that do not count."""
         first = first_cell(manifest.run_id)
         stages = manifest.pipeline.stages
-        presence.hasty = True
+        presence.pace.hasty = True
         until = self.clock.now() + LOOK_S
         while self.clock.now() < until:
             if presence.view.hosting - {*own}:
@@ -288,7 +288,7 @@ class Peer(ABC, Generic[S]):
         return await self._choose(presence, False)
 
     async def _choose(self, presence: Presence, company: bool) -> int:
-        presence.hasty = True
+        presence.pace.hasty = True
         presence.announce(self.body)
         if company:
             with contextlib.suppress(TimeoutError):
@@ -329,7 +329,7 @@ class Peer(ABC, Generic[S]):
         machine = self._choosing
         while machine is not None:
             # Where nothing changes for long, there is nothing new to see every half second.
-            await asyncio.sleep(HASTE_S * presence.times)
+            await asyncio.sleep(HASTE_S * presence.pace.times)
             a = self.assembled
             if a is None or self.going:
                 continue
@@ -339,7 +339,7 @@ class Peer(ABC, Generic[S]):
             if to is not None and self.asked(to):
                 machine.stays(a.stage.stage)
                 self.open_to = "stage" if to == ENDS else ""
-            presence.hasty = not machine.settled
+            presence.pace.hasty = not machine.settled
             if machine.settled != settled:
                 presence.changed()
 
@@ -387,7 +387,7 @@ class Peer(ABC, Generic[S]):
             return f"it is on its way to {stage_name(self.to_stage)}"
         if a is None or self.manifest is None or self.going:
             return "it is coming or going itself"
-        why = self.refuses(under(self.manifest, a.training.standing.known), stage)
+        why = self.refuses(under(self.manifest, a.training.admission.changes.known), stage)
         if stage == ENDS and self.presence is not None and self.presence.view.ends:
             why = "somebody else is at the ends"
         if why:

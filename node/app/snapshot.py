@@ -128,12 +128,35 @@ def _allowed(a: Assembled, m: Manifest | None) -> float:
     plan gives to an epoch of a large model, whose deadlines are above the manifest's floors. 0 for
     other models."""
     plan = a.work.plan
-    round_s = a.work.rounds.deadline_s
+    round_s = a.work.rounds.figures.deadline_s
     if m is None or plan is None or not plan.paths:
         return 0.0
     if plan.deadline_s > m.training.epoch_timeout_s or round_s > m.averaging.round_timeout_s:
         return (plan.deadline_s + round_s) / 2
     return 0.0
+
+
+class MetricsPage:
+    """The numbers of the last look, as the metrics page has them. Its counters only grow: a total
+    that went back (a leader that was replaced counts anew) adds nothing."""
+
+    def __init__(self) -> None:
+        self.metrics: Sequence[Metric] = ()
+        self._told = Counter[tuple[str, str]]()
+        """Total of each counter, by name and result, at the last look."""
+        self._grown = Counter[tuple[str, str]]()
+        """Value of each counter that the page shows, by name and result."""
+
+    def measure(self, snapshot: pb.Snapshot, tokens_before: int) -> None:
+        """Look at every number that the screen shows as well."""
+        page = [*gauges(snapshot), tasks_gauge(kinds_of_tasks())]
+        for name, text, totals in totals_of(snapshot, tokens_before):
+            page.append(family := CounterMetricFamily(f"tutti_{name}", text, labels=["result"]))
+            for result, total in totals.items():
+                self._grown[name, result] += max(0, total - self._told[name, result])
+                self._told[name, result] = total
+                family.add_metric([result] if result else [], self._grown[name, result])
+        self.metrics = page
 
 
 class SnapshotBuilder:
@@ -148,11 +171,7 @@ class SnapshotBuilder:
         self._stage_bytes: tuple[str, list[int]] = ("", [])
         """Run id, and the memory that a peer needs for each of its stages."""
         self._cell = CellTally()
-        self._page: Sequence[Metric] = ()
-        self._told = Counter[tuple[str, str]]()
-        """Total of each counter, by name and result, at the last look."""
-        self._grown = Counter[tuple[str, str]]()
-        """Value of each counter that the page shows, by name and result."""
+        self._page = MetricsPage()
         self._troubles: list[str] = []
         self._silent: set[PeerId] = set()
         """Peers of which the journal has said that they are silent."""
@@ -202,7 +221,7 @@ class SnapshotBuilder:
             step=step,
             paused=self._paused(),
             paused_until=d.availability.ends_at,
-            pauses=d.availability.pauses,
+            pauses=d.availability.count.pauses,
             paused_s=d.availability.seconds_paused(),
             given_back=d.given_back,
         )
@@ -255,7 +274,7 @@ class SnapshotBuilder:
         if a.meetings is not None:
             cell = self._cell_line(a, a.meetings, m)
         change = None
-        if training.standing.known.revision:
+        if training.admission.changes.known.revision:
             change = change_line(training)
         paths = None
         if plan is not None and plan.paths:
@@ -297,12 +316,12 @@ class SnapshotBuilder:
             last_work_s=max(0.0, time.monotonic() - a.meter.last_work),
             time_s=d.metrics.totals(),
             round=pb.RoundLine(
-                done=work.rounds.done,
-                failed=work.rounds.failed,
-                last_s=work.rounds.seconds,
-                members=work.rounds.members,
-                contributors=work.rounds.contributors,
-                bytes=work.rounds.nbytes,
+                done=work.rounds.figures.done,
+                failed=work.rounds.figures.failed,
+                last_s=work.rounds.figures.seconds,
+                members=work.rounds.figures.members,
+                contributors=work.rounds.figures.contributors,
+                bytes=work.rounds.figures.nbytes,
                 repaired=repaired,
             ),
             digest_mismatches=mismatches,
@@ -408,21 +427,21 @@ class SnapshotBuilder:
             leader = plan.leader
         else:
             leader = training.leader_id()
-        told, waits_for, _ = training.reporting.reply
+        told, waits_for, _ = training.reporting.contact.reply
         if told != leader:
             waits_for = ""
         voters = ()
         if plan is not None:
             voters = plan.electorate.voters
-        reportable = training.reportable(view.hosts)
+        reportable = training.peers.reportable(view.hosts)
         hosts = {peer: at for peer, at in view.hosts.items() if peer in reportable}
         about = {*hosts, *voters}
         if leader is not None:
             about.add(leader)
-        standing = {peer: training.standing_of(peer) for peer in about - {training.me}}
+        standing = {peer: training.standing_of(peer) for peer in about - {training.kit.me}}
         expected = max(self.tally.forecast_s, self.tally.last_took_s)
         busy = 0.0 < a.thread.busy_for < JOB_S
-        unreached = tuple(training.unproven())
+        unreached = tuple(training.peers.unproven())
         reporting = dict[PeerId, int]()
         if training.leader is not None:
             # A peer that has just published its record reports with its next heartbeat.
@@ -541,7 +560,7 @@ class SnapshotBuilder:
         leader = a.training.leader
         if leader is not None:
             return leader.repeats.repaired
-        return a.work.rounds.failed
+        return a.work.rounds.figures.failed
 
     # ----------------------------------------------------------- ways
 
@@ -655,7 +674,7 @@ class SnapshotBuilder:
         if a is None or d.presence is None or a.training.leader is not None:
             return
         view = d.presence.view
-        here = (p for p in view.hosts if a.training.has_met(p))
+        here = (p for p in view.hosts if a.training.peers.has_met(p))
         hosts = {p for p in here if view.others[p].body.state not in LEAVING}
         silent = {p: s for p in hosts if (s := a.training.standing_of(p))[0] is Life.SILENT}
         for peer, (_, seconds) in silent.items():
@@ -685,7 +704,7 @@ class SnapshotBuilder:
 
     def collect(self) -> Sequence[Metric]:
         """The numbers of the last look. A scrape calls this, on a thread of its own."""
-        return self._page
+        return self._page.metrics
 
     def measure(self, snapshot: pb.Snapshot | None = None) -> None:
         """Look at every number of the metrics page that the screen shows as well. ``snapshot``: a
@@ -693,16 +712,7 @@ class SnapshotBuilder:
         s = snapshot
         if s is None:
             s = self.snapshot()
-        page = [*gauges(s), tasks_gauge(kinds_of_tasks())]
-        for name, text, totals in totals_of(s, self.tally.tokens_before):
-            page.append(family := CounterMetricFamily(f"tutti_{name}", text, labels=["result"]))
-            for result, total in totals.items():
-                # A total that went back (a leader that was replaced counts anew) adds nothing: a
-                # counter only grows.
-                self._grown[name, result] += max(0, total - self._told[name, result])
-                self._told[name, result] = total
-                family.add_metric([result] if result else [], self._grown[name, result])
-        self._page = page
+        self._page.measure(s, self.tally.tokens_before)
 
     # ----------------------------------------------------------- peers
 
@@ -755,7 +765,7 @@ class SnapshotBuilder:
                     silent_s=silent_s,
                 )
             )
-        for peer, (entry, since) in sorted(d.presence.lost.items()):
+        for peer, (entry, since) in sorted(d.presence.sightings.lost.items()):
             # A record that goes before it expires was taken down by its writer.
             withdrawn = entry.not_after > since or entry.body.state in LEAVING
             state = "left" if withdrawn else "lost"
@@ -771,10 +781,10 @@ class SnapshotBuilder:
         if d.presence is None:
             return Life.LIVES, 0.0
         if link.path:
-            d.presence.vitals.alive(peer, now - max(0.0, wall - link.since))
+            d.presence.sightings.vitals.alive(peer, now - max(0.0, wall - link.since))
         if d.assembled is not None:
             return d.assembled.training.standing_of(peer)
-        return d.presence.vitals.look(peer, now)
+        return d.presence.sightings.vitals.look(peer, now)
 
 
 def _peer_line(peer: PeerId, body: PeerBody, **seen: Any) -> ask.PeerLine:
@@ -809,14 +819,14 @@ def full_disk(home: Path) -> str:
 
 def change_line(training: Training) -> pb.ChangeLine:
     """The owner's newest change to how cells average, beside the rules in force."""
-    rules = training.standing.in_force
+    rules = training.admission.changes.in_force
     o = rules.outer
     says = "one cell"
     if rules.cell:
         says = f"cells of {rules.cell}"
     if o.windows:
         says += f", {o.says}"
-    known = training.standing.known
+    known = training.admission.changes.known
     if known.revoked:
         says += f", revoked peers: {len(known.revoked)}"
     return pb.ChangeLine(

@@ -50,6 +50,35 @@ def minute_of_day(wall: float) -> float:
     return 60.0 * there.tm_hour + there.tm_min + there.tm_sec / 60.0
 
 
+class PauseCount:
+    """Pauses since the start of a daemon. Times are seconds of a clock that never stops."""
+
+    def __init__(self, now: float, *, paused: bool) -> None:
+        self.pauses = int(paused)
+        """Number of pauses, the one under way included."""
+        self._paused_s = 0.0
+        """Seconds of the pauses that are over."""
+        self._since: float | None = None
+        if paused:
+            self._since = now
+
+    def begin(self, now: float) -> None:
+        """A pause begins."""
+        self._since = now
+        self.pauses += 1
+
+    def end(self, now: float) -> None:
+        """The pause under way is over."""
+        self._paused_s = self.seconds(now)
+        self._since = None
+
+    def seconds(self, now: float) -> float:
+        """Seconds of all pauses, the one under way included."""
+        if self._since is None:
+            return self._paused_s
+        return self._paused_s + now - self._since
+
+
 class AvailabilityKeeper:
     """Availability of one daemon. ``path``: file of the operator's pause; ``usage``: looks for
     signs of use, and may block; ``clock``: reads the machine's clocks."""
@@ -74,11 +103,7 @@ class AvailabilityKeeper:
             self.measures = meter.sources()
             self._usage = meter.read
         self.machine = Availability(self.rules, self._recalled())
-        self.paused_s = 0.0
-        """Seconds that this daemon has been paused, without the pause under way."""
-        self.pauses = int(self.machine.pause is not None)
-        """Number of pauses since the start, the one under way included."""
-        self._since = self._clock().always
+        self.count = PauseCount(self._clock().always, paused=self.machine.pause is not None)
         self._ends_at: float | None = None
         self.open = asyncio.Event()
         self.closed = asyncio.Event()
@@ -126,9 +151,7 @@ class AvailabilityKeeper:
 
     def seconds_paused(self) -> float:
         """Seconds that this daemon has been paused since its start."""
-        if self.paused is None:
-            return self.paused_s
-        return self.paused_s + self._clock().always - self._since
+        return self.count.seconds(self._clock().always)
 
     # ----------------------------------------------------------- commands and samples
 
@@ -170,10 +193,9 @@ class AvailabilityKeeper:
         now = self._clock().always
         for action in self.machine.handle(event, now):
             if isinstance(action, Close) and before is None:
-                self._since = now
-                self.pauses += 1
+                self.count.begin(now)
             elif not isinstance(action, Close) and before is not None:
-                self.paused_s += now - self._since
+                self.count.end(now)
                 if before.by is By.OPERATOR and isinstance(event, Sampled):
                     # It has run out, so a file that stays says nothing new.
                     with contextlib.suppress(OSError):

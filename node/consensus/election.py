@@ -104,6 +104,133 @@ class Sighting:
     leads: bool = False
 
 
+class Suspicion:
+    """Doubt about ends peers: some did not answer (shunned), some denied that they lead
+    (doubted)."""
+
+    def __init__(self) -> None:
+        self._shunned: dict[PeerId, tuple[float, int]] = {}
+        """Peers that did not answer: end of :data:`SHUN_S`, and ``seq`` of the last record."""
+        self._doubted: dict[PeerId, tuple[float, float]] = {}
+        """Peers that denied that they lead: time of the first denial, and end of the doubt."""
+
+    def keep(self, seen: Collection[PeerId]) -> None:
+        """Forget the shunned peers outside ``seen``: they have no record any more."""
+        self._shunned = {p: (until, seq) for p, (until, seq) in self._shunned.items() if p in seen}
+
+    def shun(self, peer: PeerId, seq: int, now: float) -> None:
+        """``peer`` did not answer; ``seq``: number of its newest record."""
+        self._shunned[peer] = (now + SHUN_S, seq)
+
+    def doubt(self, peer: PeerId, now: float) -> None:
+        """``peer`` denied that it leads."""
+        self._doubted = {p: d for p, d in self._doubted.items() if now < d[1]}
+        since, _ = self._doubted.get(peer, (now, 0.0))
+        self._doubted[peer] = since, now + DOUBT_S
+
+    def forgive(self, peer: PeerId) -> None:
+        """``peer`` lives, and may lead."""
+        self._shunned.pop(peer, None)
+        self._doubted.pop(peer, None)
+
+    def shunned(self, seen: Collection[PeerId]) -> list[PeerId]:
+        """The peers of ``seen`` that did not answer, and have not shown since that they are
+        back."""
+        return sorted(self._shunned.keys() & set(seen))
+
+    def is_silent(self, peer: PeerId, now: float) -> bool:
+        """Return True if ``peer`` did not answer in the last :data:`SHUN_S`."""
+        until, _ = self._shunned.get(peer, (now, 0))
+        return now < until
+
+    def is_doubted(self, peer: PeerId, seen: Sighting, now: float) -> bool:
+        """Return True while others are preferred to ``peer``."""
+        since, until = self._doubted.get(peer, (now, now))
+        return now < until and (seen.leads or now - since >= GRACE_S)
+
+    def is_shunned(self, peer: PeerId, seen: Sighting, now: float) -> bool:
+        """Return True while ``peer`` cannot be the leader."""
+        if peer not in self._shunned:
+            return False
+        until, seq = self._shunned[peer]
+        if now < until:
+            # a record that it posted before it died may arrive only now
+            self._shunned[peer] = (until, max(seq, seen.seq))
+            return True
+        # A peer that is dead or cut off leaves its last record behind: only a newer one says that
+        # it is back.
+        return seen.seq <= seq
+
+
+class Incumbents:
+    """Peers that lead by another sign than their record, which may come late: they said so, or
+    accepted a heartbeat of this peer."""
+
+    def __init__(self) -> None:
+        self._said: dict[PeerId, float] = {}
+        """Time at which each peer last said that it leads."""
+        self._answered: tuple[PeerId, float] | None = None
+
+    @property
+    def accepted(self) -> bool:
+        """True if a leader has accepted a heartbeat of this peer, and answered each one since."""
+        return self._answered is not None
+
+    def says(self, peer: PeerId, seen: Collection[PeerId], now: float) -> None:
+        """``peer`` says that it leads. Only the word of a peer in ``seen`` is kept."""
+        self._said = {p: at for p, at in self._said.items() if now - at < SAID_S}
+        if peer in seen:
+            self._said[peer] = now
+
+    def answered(self, peer: PeerId, now: float) -> None:
+        """``peer`` accepted a heartbeat as the leader."""
+        self._answered = peer, now
+
+    def no_longer(self, peer: PeerId) -> None:
+        """``peer`` denied that it leads, or did not answer."""
+        self._said.pop(peer, None)
+        if self._answered is not None and self._answered[0] == peer:
+            self._answered = None
+
+    def at(self, now: float) -> set[PeerId]:
+        """Peers that lead at ``now`` by these signs."""
+        leads = {p for p, at in self._said.items() if now - at < SAID_S}
+        if self._answered is not None and now - self._answered[1] <= KEEP_S:
+            leads.add(self._answered[0])
+        return leads
+
+
+class Followers:
+    """Followers of each leader, as they report themselves; ``me`` is this peer."""
+
+    def __init__(self, me: PeerId) -> None:
+        self._me = me
+        self._follows: Mapping[PeerId, PeerId] | None = None
+        self._behind: dict[PeerId, set[PeerId]] = {}
+        self._followed: PeerId | None = None
+        """The leader of the plan in force here."""
+
+    def see(self, follows: Mapping[PeerId, PeerId] | None, followed: PeerId | None) -> None:
+        """Take a reading: the leader of each other peer, and the leader that this peer follows."""
+        self._followed = followed
+        if follows is not self._follows:
+            self._follows = follows
+            self._behind = {}
+            for peer, whom in (follows or {}).items():
+                self._behind.setdefault(whom, set()).add(peer)
+
+    def support(self, leader: PeerId, known: frozenset[PeerId]) -> int:
+        """Number of followers that ``leader`` has, itself included. Strangers never count for more
+        than the colleagues (``known``) among them."""
+        followers = {*self._behind.get(leader, ()), leader}
+        if self._followed == leader:
+            followers.add(self._me)
+        if not known:
+            return len(followers)
+        count = len(followers & (known | {self._me}))
+        return count + min(count, len(followers) - count)
+
+
 class Election:
     """Election as one peer sees it. ``started``: the clock when this peer began to take part."""
 
@@ -113,23 +240,16 @@ class Election:
         self._known: frozenset[PeerId] = frozenset()
         """The colleagues: peers that this one has worked with."""
         self._seen: Mapping[PeerId, Sighting] = {}
-        self._follows: Mapping[PeerId, PeerId] | None = None
-        self._behind: dict[PeerId, set[PeerId]] = {}
-        """Followers of each leader, as they report themselves."""
-        self._shunned: dict[PeerId, tuple[float, int]] = {}
-        self._doubted: dict[PeerId, tuple[float, float]] = {}
-        """Peers that denied that they lead: time of the first denial, and end of the doubt."""
-        self._said: dict[PeerId, float] = {}
-        """Time at which each peer last said that it leads."""
-        self._told: dict[PeerId, float] = {}
-        self._claims: dict[PeerId, float] = {}
-        """Last time that each other peer took this one for the leader while it did not lead."""
         self._order: Sequence[PeerId] = ()
         """Voters of the newest plan followed here, in the order in which they take over the
         lead."""
-        self._following: PeerId | None = None
-        """The leader of the plan in force here."""
-        self._answered: tuple[PeerId, float] | None = None
+        self._followers = Followers(me)
+        self._suspicion = Suspicion()
+        self._incumbents = Incumbents()
+        self._told: dict[PeerId, float] = {}
+        """Time of the last heartbeat to each peer that was taken for the leader."""
+        self._claims: dict[PeerId, float] = {}
+        """Last time that each other peer took this one for the leader while it did not lead."""
 
     def see(
         self,
@@ -143,15 +263,10 @@ class Election:
         the leader that it says it follows; ``following``: the leader of the plan in force here;
         ``order``: the voters in the order in which they take over; ``known``: the colleagues."""
         self._seen = ends
-        self._following = following
         self._order = order
         self._known = known
-        if follows is not self._follows:
-            self._follows = follows
-            self._behind = {}
-            for peer, whom in (follows or {}).items():
-                self._behind.setdefault(whom, set()).add(peer)
-        self._shunned = {p: (until, seq) for p, (until, seq) in self._shunned.items() if p in ends}
+        self._followers.see(follows, following)
+        self._suspicion.keep(ends)
 
     def tells(self, peer: PeerId, now: float) -> None:
         """This peer takes ``peer`` for its leader, and sends it a heartbeat."""
@@ -164,26 +279,25 @@ class Election:
 
     def shun(self, peer: PeerId, now: float) -> None:
         """``peer`` did not answer: do not take it for the leader for :data:`SHUN_S`."""
-        self._no_longer(peer)
+        self._incumbents.no_longer(peer)
         seen = self._seen.get(peer)
         seq = 0
         if seen:
             seq = seen.seq
-        self._shunned[peer] = (now + SHUN_S, seq)
+        self._suspicion.shun(peer, seq, now)
 
     def is_silent(self, peer: PeerId, now: float) -> bool:
         """Return True if ``peer`` did not answer in the last :data:`SHUN_S`."""
-        until, _ = self._shunned.get(peer, (now, 0))
-        return now < until
+        return self._suspicion.is_silent(peer, now)
 
     @property
     def accepted(self) -> bool:
         """True if a leader has accepted a heartbeat of this peer, and answered each one since."""
-        return self._answered is not None
+        return self._incumbents.accepted
 
     def shunned(self) -> list[PeerId]:
         """Ends peers in sight that did not answer, and have not shown since that they are back."""
-        return sorted(self._shunned.keys() & self._seen.keys())
+        return self._suspicion.shunned(self._seen.keys())
 
     def claims(self, peer: PeerId, now: float) -> bool:
         """``peer`` took this peer, which does not lead, for its leader, and sent it a heartbeat.
@@ -200,31 +314,20 @@ class Election:
     def doubt(self, peer: PeerId, now: float) -> None:
         """``peer`` answered that it does not lead (it has just stopped, or not yet begun): prefer
         others for :data:`DOUBT_S`."""
-        self._no_longer(peer)
-        self._doubted = {p: d for p, d in self._doubted.items() if now < d[1]}
-        since, _ = self._doubted.get(peer, (now, 0.0))
-        self._doubted[peer] = since, now + DOUBT_S
+        self._incumbents.no_longer(peer)
+        self._suspicion.doubt(peer, now)
 
     def answered(self, peer: PeerId, now: float) -> None:
         """``peer`` accepted a heartbeat as the leader."""
-        self._answered = peer, now
+        self._incumbents.answered(peer, now)
 
     def says(self, peer: PeerId, now: float) -> None:
         """``peer`` says that it leads, so it lives too."""
         self.forgive(peer)
-        self._said = {p: at for p, at in self._said.items() if now - at < SAID_S}
-        if peer in self._seen:
-            self._said[peer] = now
-
-    def _no_longer(self, peer: PeerId) -> None:
-        self._said.pop(peer, None)
-        if self._answered is not None and self._answered[0] == peer:
-            self._answered = None
+        self._incumbents.says(peer, self._seen.keys(), now)
 
     def _sightings(self, now: float) -> Mapping[PeerId, Sighting]:
-        leads = {p for p, at in self._said.items() if now - at < SAID_S}
-        if self._answered is not None and now - self._answered[1] <= KEEP_S:
-            leads.add(self._answered[0])
+        leads = self._incumbents.at(now)
         if not leads:
             return self._seen
         seqs = {p: self._seen[p].seq if p in self._seen else 0 for p in leads}
@@ -232,8 +335,7 @@ class Election:
 
     def forgive(self, peer: PeerId) -> None:
         """``peer`` lives, and may lead: forget :meth:`shun` and :meth:`doubt`."""
-        self._shunned.pop(peer, None)
-        self._doubted.pop(peer, None)
+        self._suspicion.forgive(peer)
 
     def leader(self, now: float, *, able: bool, leads: bool) -> PeerId | None:
         """The leader; None when no ends peer is seen. ``able``: this peer could lead; ``leads``: it
@@ -241,16 +343,16 @@ class Election:
         live = {
             p: s
             for p, s in self._sightings(now).items()
-            if p != self._me and not self._is_shunned(p, s, now)
+            if p != self._me and not self._suspicion.is_shunned(p, s, now)
         }
-        sure = {p: s for p, s in live.items() if not self._is_doubted(p, s, now)}
+        sure = {p: s for p, s in live.items() if not self._suspicion.is_doubted(p, s, now)}
         others = sure
         if not sure and not able:
             others = live
         incumbents = {p for p, s in others.items() if s.leads}
         if leads and able:
             incumbents.add(self._me)
-        support = {p: self._support(p) for p in incumbents}
+        support = {p: self._followers.support(p, self._known) for p in incumbents}
         if any(support.values()):
             return min(support, key=lambda p: (-support[p], p))
         waits = not able or (others and now - self._started < LOOK_S)
@@ -265,33 +367,3 @@ class Election:
         mine = {*self._known, self._me} if self._known else set[PeerId]()
         place = {p: i for i, p in enumerate(self._order)}
         return min(able, key=lambda p: (place.get(p, len(place)), p not in mine, p), default=None)
-
-    def _support(self, leader: PeerId) -> int:
-        """Number of followers that ``leader`` has, itself included. Strangers never count for more
-        than the colleagues among them."""
-        followers = {*self._behind.get(leader, ()), leader}
-        if self._following == leader:
-            followers.add(self._me)
-        if not self._known:
-            return len(followers)
-        known = len(followers & (self._known | {self._me}))
-        return known + min(known, len(followers) - known)
-
-    def _is_doubted(self, peer: PeerId, seen: Sighting, now: float) -> bool:
-        since, until = self._doubted.get(peer, (now, now))
-        return now < until and (seen.leads or now - since >= GRACE_S)
-
-    def _is_shunned(self, peer: PeerId, seen: Sighting, now: float) -> bool:
-        if peer not in self._shunned:
-            return False
-        until, seq = self._shunned[peer]
-        if now < until:
-            # a record that it posted before it died may arrive only now
-            self._shunned[peer] = (
-                until,
-                max(seq, seen.seq),
-            )
-            return True
-        # A peer that is dead or cut off leaves its last record behind: only a newer one says that
-        # it is back.
-        return seen.seq <= seq

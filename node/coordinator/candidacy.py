@@ -2,10 +2,10 @@
 force, what other peers say of their leader. Leaves: the leader; this peer begins or stops to lead.
 Never: a heartbeat (:mod:`node.coordinator.reporting`), a decision of the leader."""
 
-import math
 from collections.abc import Callable
 
 from node.consensus.admission import Admission
+from node.consensus.blindness import Blindness
 from node.consensus.election import LOOK_S, Election
 from node.coordinator.following import Following
 from node.coordinator.kit import Kit
@@ -15,13 +15,7 @@ from node.coordinator.presence import View
 from node.core.ids import ENDS, NO_CELL, CellId, PeerId
 from node.core.journey import Plan
 from node.epoch.leader.leader import Leader, Phase
-from node.stage.runtime import StageRuntime
 from protos import training_pb2 as pb
-
-BLIND_S = 10.0
-"""Seconds that a leader that cannot plan has to see nobody before it lets another peer lead."""
-BLIND_FOR_S = 60.0
-"""Seconds for which it lets another peer lead while it sees nobody. Then it may be alone."""
 
 
 class Candidacy:
@@ -31,7 +25,6 @@ class Candidacy:
         self,
         kit: Kit,
         view: Callable[[], View],
-        work: StageRuntime,
         admission: Admission,
         messenger: Messenger,
         following: Following,
@@ -39,7 +32,6 @@ class Candidacy:
     ) -> None:
         self._kit = kit
         self.view = view
-        self._work = work
         self._admission = admission
         self._messenger = messenger
         self._following = following
@@ -48,11 +40,7 @@ class Candidacy:
         self.cell = NO_CELL
         """The cell this peer belongs to; empty in a run of one cell."""
         self.leaving = False
-        self._sees_nobody_since: float | None = None
-        self._blind_until = -math.inf
-        """Time until which this peer lets another one lead because it sees nobody."""
-        self.on_lead: Callable[[], None] = lambda: None
-        """This peer leads or follows another leader from now on."""
+        self._blindness = Blindness()
 
     def start(self) -> None:
         """Begin to take part."""
@@ -66,7 +54,7 @@ class Candidacy:
         order: tuple[PeerId, ...] = ()
         if plan is not None:
             order = plan.electorate.voters
-        known = self._work.colleagues.all
+        known = self._kit.work.colleagues.all
         self.election.see(ends, view.follows, self.follows, order, known)
         leads = self._leading.leader is not None
         return self.election.leader(self._kit.clock.now(), able=self.able, leads=leads)
@@ -76,7 +64,7 @@ class Candidacy:
         """True if this peer can lead."""
         kit = self._kit
         able = kit.stage == ENDS and not self.leaving and self._admission.may_lead(kit.me)
-        return able and kit.clock.now() >= self._blind_until
+        return able and not self._blindness.lasts(kit.clock.now())
 
     @property
     def follows(self) -> PeerId | None:
@@ -102,12 +90,12 @@ class Candidacy:
         if leads and led is None:
             self._leading.begin(self._admission.changes.known)
             self._gather()
-            self.on_lead()
+            self._kit.callbacks.on_lead()
         elif not leads and led is not None and (not self.leaving or led.idle):
             self._leading.end()
             text = "another peer leads the epochs now"
             self._kit.journal.emit("training", "follows", text)
-            self.on_lead()
+            self._kit.callbacks.on_lead()
         return leader
 
     def claimed(self, peer: PeerId) -> None:
@@ -135,22 +123,14 @@ class Candidacy:
             self.election.answered(first, now)
 
     def _look_around(self) -> None:
-        """Let another peer lead if this one leads, cannot plan, hears others, and has seen none of
-        them in the directory for :data:`BLIND_S`: its cell waits for it. Its clock may be wrong, so
-        that the records of others have expired for it, and its own for them."""
-        now = self._kit.clock.now()
+        """Let another peer lead if this one leads, cannot plan, hears others, and sees none of them
+        in the directory: its cell waits for it."""
+        sees = bool(self.view().everybody)
         leader = self._leading.leader
-        if self.view().everybody:
-            self._blind_until = -math.inf
-        elif leader is not None and self._holds_up(leader):
-            if self._sees_nobody_since is None:
-                self._sees_nobody_since = now
-            if now - self._sees_nobody_since >= BLIND_S:
-                self._blind_until = now + BLIND_FOR_S
-                text = "this peer sees nobody in the directory, and lets another one lead"
-                self._kit.journal.emit("training", "blind", text, "warning")
-            return
-        self._sees_nobody_since = None
+        holds_up = not sees and leader is not None and self._holds_up(leader)
+        if self._blindness.look(self._kit.clock.now(), sees=sees, holds_up=holds_up):
+            text = "this peer sees nobody in the directory, and lets another one lead"
+            self._kit.journal.emit("training", "blind", text, "warning")
 
     def _holds_up(self, leader: Leader) -> bool:
         """Return True if others wait for this leader, one of them at the ends."""

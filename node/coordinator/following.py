@@ -23,7 +23,6 @@ from node.core.tasks import Tasks
 from node.epoch import events as ev
 from node.epoch.member import Member
 from node.pipeline.events import MicroBatchDone
-from node.stage.runtime import StageRuntime
 from node.wire.limits import RESULTS
 from protos import training_pb2 as pb
 
@@ -66,7 +65,6 @@ class Following:
         self,
         kit: Kit,
         member: Member,
-        work: StageRuntime,
         admission: Admission,
         statements: Statements,
         recalling: Recalling,
@@ -74,7 +72,6 @@ class Following:
     ) -> None:
         self._kit = kit
         self.member = member
-        self._work = work
         self._admission = admission
         self._statements = statements
         self._recalling = recalling
@@ -86,10 +83,6 @@ class Following:
         self.moved = kit.clock.now()
         """Time of the last event, in seconds of the clock."""
         self.finished = asyncio.Event()
-        self.on_plan: Callable[[Plan], None] = lambda plan: None
-        """A plan is in force here."""
-        self.on_partners: Callable[[Plan], None] = lambda plan: None
-        """A plan names partners of the cell, with the addresses of their hosts."""
 
     @property
     def past(self) -> VersionHistory:
@@ -136,7 +129,7 @@ class Following:
             if self._closed:
                 return "this peer stops"
             if isinstance(event, ev.PlanArrived):
-                event = replace(event, digest=self._work.stage.digest)
+                event = replace(event, digest=self._kit.work.stage.digest)
             queue = [event]
             refused = None
             while queue:
@@ -155,7 +148,7 @@ class Following:
     def place(self, term: int = 0) -> None:
         """Tell the member which version is in place. ``term``: the highest one in which this peer
         has voted, 0 for none."""
-        work = self._work
+        work = self._kit.work
         versions = work.local_checkpoints.versions()
         placed = ev.VersionPlaced(work.stage.version, versions, work.tokens, term)
         self.member.handle(placed, self._kit.clock.now())
@@ -167,7 +160,7 @@ class Following:
         return why it failed."""
         await self._epoch_tasks.close()
         try:
-            await self._work.go_to(action.version, action.how)
+            await self._kit.work.go_to(action.version, action.how)
         except Refused as e:
             self._kit.journal.emit(
                 "checkpoint", "restore-failed", str(e), "error", epoch=action.version.epoch
@@ -181,23 +174,23 @@ class Following:
         tasks = self._kit.tasks
         match action:
             case ev.Settle(epoch):
-                await self._work.settle(epoch, self.member.plan)
-                versions = self._work.local_checkpoints.versions()
+                await self._kit.work.settle(epoch, self.member.plan)
+                versions = self._kit.work.local_checkpoints.versions()
                 self.member.handle(ev.CheckpointsKept(versions), self._kit.clock.now())
             case ev.BeginEpoch(plan, behind):
                 await self._begin(plan, behind)
             case ev.EnterCell(plan):
                 await self._follow(plan)
-                self._work.enter(plan)
+                self._kit.work.enter(plan)
                 self._port.entered(plan)
             case ev.StartRound(plan, r, listener):
                 self._epoch_tasks.spawn(self._end(plan, r, listener), "round")
             case ev.AdoptParts(plan, ended):
-                digest = await self._work.adopt(plan)
-                self._work.engines.meter.worked()
+                digest = await self._kit.work.adopt(plan)
+                self._kit.work.engines.meter.worked()
                 return ev.Adopted(ended, digest)
             case ev.TellCommitted(plan):
-                note = notes.committed_note(action, self._work.speed(), self._vote(action))
+                note = notes.committed_note(action, self._kit.work.speed(), self._vote(action))
                 tasks.spawn(self._port.tell_leader(plan, note), "committed")
             case ev.TellIncomplete(plan, ended):
                 for peer in ended.failed:
@@ -211,20 +204,20 @@ class Following:
     async def _begin(self, plan: Plan, behind: tuple[Version, int] | None) -> None:
         """Take part in a plan. ``behind``: as in :meth:`_follow`."""
         await self._follow(plan, behind)
-        self.on_plan(plan)
+        self._kit.callbacks.on_plan(plan)
         if plan.window.number:
-            self.on_partners(plan)
-        rules = self._work.read(plan.change)
+            self._kit.callbacks.on_partners(plan)
+        rules = self._kit.work.read(plan.change)
         if self._admission.changes.follows(plan.leader, rules):
             self._port.keep_change(rules)
-        await self._work.begin(plan, behind is not None)
+        await self._kit.work.begin(plan, behind is not None)
         if self._kit.stage == ENDS and behind is None and plan.paths:
-            self._epoch_tasks.spawn(self._work.run(plan, self._reports(plan)), "run")
+            self._epoch_tasks.spawn(self._kit.work.run(plan, self._reports(plan)), "run")
 
     async def _finish(self, plan: Plan) -> None:
         await self._follow(plan)
-        await self._work.finish(plan)
-        self.on_plan(plan)
+        await self._kit.work.finish(plan)
+        self._kit.callbacks.on_plan(plan)
         self.finished.set()
         self._kit.journal.emit(
             "training",
@@ -239,8 +232,8 @@ class Following:
         await self._epoch_tasks.close()
         kit = self._kit
         self._admission.terms.saw(plan.term, kit.clock.wall())
-        self._work.colleagues.meet([m.peer for m in plan.members if m.current], kit.clock.now())
-        if self._work.plan is None or plan.leader != self._work.plan.leader:
+        self._kit.work.colleagues.meet([m.peer for m in plan.members if m.current], kit.clock.now())
+        if self._kit.work.plan is None or plan.leader != self._kit.work.plan.leader:
             self._port.leader_changed()
         if behind is not None:
             kit.tasks.spawn(self._recalling.give_up(*behind, plan.leader), "give-up")
@@ -250,9 +243,9 @@ class Following:
     async def _end(self, plan: Plan, r: ev.RoundArrived, listener: bool) -> None:
         """Run the round that ends the epoch, or copy its result from other members."""
         if r.sources:
-            ended = await self._work.copy(plan, r)
+            ended = await self._kit.work.copy(plan, r)
         else:
-            ended = await self._work.average(plan, r, listener)
+            ended = await self._kit.work.average(plan, r, listener)
         await self.happens(ended)
 
     def _reports(self, plan: Plan) -> Callable[[MicroBatchDone], None]:

@@ -1,44 +1,37 @@
 """The leader's side of a peer: carries out the decisions of
 :class:`~node.epoch.leader.leader.Leader` and reports the results to it. Enters: events for the
-leader. Leaves: notes to members, probes, a search for better paths, journal events. Never: a
-decision; the member's side (that is :mod:`node.coordinator.following`)."""
+leader. Leaves: notes to members, inquiries, journal events. Never: a decision; the member's
+side (that is :mod:`node.coordinator.following`)."""
 
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
+from node.consensus.mandate import Mandate
 from node.consensus.rules import Rules
-from node.consensus.tally import VoteTally
-from node.consensus.trust import Trust, Warrant
+from node.consensus.trust import Trust
 from node.consensus.voters import decide
-from node.consensus.votes import Certificate, Supporter, Vote, vote_on
+from node.consensus.votes import Supporter, Vote, vote_on
 from node.coordinator import notes
 from node.coordinator.briefing import Briefing
+from node.coordinator.inquiries import Inquiries, OwnPeer, Search
 from node.coordinator.kit import Kit
-from node.coordinator.messenger import Messenger, Unheard
+from node.coordinator.messenger import Messenger
 from node.coordinator.recalling import Recalling
 from node.coordinator.statements import Statements
-from node.core.errors import NetworkFault, PeerFault
-from node.core.ids import CellId, PeerId, short
+from node.core.errors import PeerFault
+from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version
 from node.epoch import events as ev
 from node.epoch.leader.conduct import Record
 from node.epoch.leader.leader import Leader, Phase
 from node.epoch.member import Member
-from node.epoch.pace import PROBE_TIMEOUT_S, SEARCH_S, STANDS_S, TELL_TIMEOUT_S
+from node.epoch.pace import SEARCH_S, STANDS_S, TELL_TIMEOUT_S
 from node.scheduler.router import Routes, SearchJob, search
-from node.stage.runtime import StageRuntime
 from protos import training_pb2 as pb
-
-MOST_SUPPORT = 4096
-"""Number of signed statements of support above which the statements of peers that do not vote are
-dropped."""
-Search = Callable[[SearchJob], Awaitable[tuple[Routes, float]]]
-"""A search for better paths: takes a job, returns the routes and their makespan like
-:func:`node.scheduler.router.search`."""
 
 
 async def in_thread(job: SearchJob) -> tuple[Routes, float]:
@@ -55,34 +48,6 @@ class PeerMachines:
     search: Search = in_thread
 
 
-class OwnPeer(Protocol):
-    """The leader's own peer: :class:`node.coordinator.service.Training`, whose member
-    :class:`node.coordinator.following.Following` drives."""
-
-    @property
-    def member(self) -> Member:
-        """Its member."""
-        ...
-
-    @property
-    def cell(self) -> CellId:
-        """Its cell."""
-        ...
-
-    @property
-    def on_move(self) -> Callable[[int], str]:
-        """Asks it to host another stage; returns "" if it will, else the reason against."""
-        ...
-
-    async def happens(self, event: Any) -> str | None:
-        """Feed its member. Returns the reason of a refusal, or None."""
-        ...
-
-    def hear_of_dead(self, peer: PeerId, note: pb.DeadNote) -> str | None:
-        """The leader has found members dead."""
-        ...
-
-
 class Leading:
     """The driver of the leader at one peer, while it leads. ``own``: the peer itself; ``trust``:
     certificates and proofs that it has seen."""
@@ -91,7 +56,6 @@ class Leading:
         self,
         kit: Kit,
         own: OwnPeer,
-        work: StageRuntime,
         trust: Trust,
         statements: Statements,
         messenger: Messenger,
@@ -100,24 +64,20 @@ class Leading:
     ) -> None:
         self._kit = kit
         self._own = own
-        self._work = work
-        self._trust = trust
         self._statements = statements
         self._messenger = messenger
-        self._recalling = recalling
         self._machines = machines
+        self.mandate = Mandate(trust)
+        """Votes for this peer's epochs, quorum certificates of the versions they made, and support
+        for it."""
+        self._inquiries = Inquiries(
+            kit, own, self.mandate, messenger, recalling, machines.search, self.lead
+        )
         self.leader: Leader | None = None
         """The leader, while this peer leads."""
-        self.since = kit.clock.now()
+        self._since = kit.clock.now()
         """Time at which this peer last began to lead."""
-        self._probing: set[PeerId] = set()
-        self._searching = asyncio.Lock()
         self._briefing: Briefing | None = None
-        self._support: dict[PeerId, Supporter] = {}
-        """Support that peers have signed for this peer as leader, including peers that have left
-        since."""
-        self.tally = VoteTally(trust)
-        """Votes for this peer's epochs, and quorum certificates of the versions they made."""
         self._conduct: Mapping[PeerId, Record] = {}
         """Records of the members from when this peer led last."""
         self._closed = False
@@ -134,15 +94,15 @@ class Leading:
             term=member.term,
             history=member.followed,
             rules=rules,
-            known=self._work.colleagues.all,
+            known=kit.work.colleagues.all,
             cell=self._own.cell,
             conduct=self._conduct,
         )
         make = kit.facts.make
-        saved = self._work.local_checkpoints.versions
-        self._briefing = Briefing(self._trust, saved, make.recall, kit.facts.may_lead)
-        self.tally = VoteTally(self._trust)
-        self.since = kit.clock.now()
+        saved = kit.work.local_checkpoints.versions
+        self._briefing = Briefing(self.mandate.trust, saved, make.recall, kit.facts.may_lead)
+        self.mandate.begin()
+        self._since = kit.clock.now()
         kit.journal.emit("training", "leading", "this peer leads the epochs", term=member.term)
 
     def end(self) -> None:
@@ -160,7 +120,7 @@ class Leading:
         event of its member. Negative while it does not lead, or a plan is under way."""
         if self.leader is None or self.leader.phase is not Phase.GATHER:
             return -math.inf
-        return self._kit.clock.now() - max(moved, self.since)
+        return self._kit.clock.now() - max(moved, self._since)
 
     # ----------------------------------------------------------- events and actions
 
@@ -169,13 +129,13 @@ class Leading:
         if self._closed:
             return
         if self.leader is None or self._briefing is None:
-            self._support.clear()
+            self.mandate.forget_support()
             return
         now = self._kit.clock.now()
         for each in self._briefing.before(event):
             actions = self.leader.handle(each, now)
             if self.leader.voting.commit is not None:
-                self.tally.certify(self.leader.voting.commit)
+                self.mandate.certify(self.leader.voting.commit)
             self._carry_out(actions)
 
     def hear_own(self, note: pb.Note) -> None:
@@ -184,7 +144,7 @@ class Leading:
         if isinstance(event, ev.Committed):
             vote = self.vote_in(event)
             if vote is not None:  # signed here just now, or not at all
-                self.tally.cast(self._kit.me, vote, note.committed.vote)
+                self.mandate.cast(self._kit.me, vote, note.committed.vote)
         self.lead(event)
 
     def vote_in(self, e: ev.Committed) -> Vote | None:
@@ -204,7 +164,7 @@ class Leading:
     def supported(self, support: Supporter) -> None:
         """A peer has signed its support for this peer as leader."""
         if self.leader is not None:
-            self._support[support.peer] = support
+            self.mandate.supported(support)
 
     def _carry_out(self, actions: Iterable[Any]) -> None:
         kit = self._kit
@@ -226,17 +186,15 @@ class Leading:
                         else:
                             kit.tasks.spawn(self._messenger.notify(peer, note), "dead")
                 case ev.ProbePeer(peer):
-                    if peer not in self._probing:
-                        self._probing.add(peer)
-                        kit.tasks.spawn(self._probe(peer), "probe")
+                    self._inquiries.probe(peer)
                 case ev.Recall():
-                    kit.tasks.spawn(self._recall(action), "recall")
+                    self._inquiries.recall(action)
                 case ev.RequestMove(peer, stage):
-                    kit.tasks.spawn(self._ask_to_move(peer, stage), "move")
+                    self._inquiries.move(peer, stage)
                 case ev.SearchPaths(job):
-                    kit.tasks.spawn(self._search(job), "search")
+                    self._inquiries.search(job)
                 case ev.Evaluate(epoch, plan):
-                    kit.tasks.spawn(self._evaluate(epoch, plan), "evaluate")
+                    self._inquiries.evaluate(epoch, plan)
                 case ev.CountFault(peer, reason, weight):
                     kit.transport.fault(peer, reason, weight)
                 case ev.RecordFact(kind, text, level, facts):
@@ -245,11 +203,7 @@ class Leading:
     def _send_plan(self, plan: Plan, certified: Version | None) -> None:
         """Sign a plan and send it to every member, with the quorum certificate of ``certified``."""
         kit = self._kit
-        certificate = self.tally.certificate(certified)
-        if certificate is not None:
-            self._trust.learns(certificate, kit.clock.now())
-        doubles = self._trust.doubles.told()
-        warrant = Warrant(certificate, self._supporters(plan), doubles)
+        warrant = self.mandate.warrant(plan.electorate, certified, kit.clock.now())
         note = notes.plan_note(plan, self._statements.plan(plan), warrant)
         before = self._own.member.plan
         if before is not None and before.leader != kit.me and not plan.parent:
@@ -259,14 +213,6 @@ class Leading:
             # A member may have to load an older version before it answers.
             deliver = self._deliver(m.peer, note, ev.PlanArrived(plan), plan.deadline_s)
             kit.tasks.spawn(deliver, "plan")
-
-    def _supporters(self, plan: Plan) -> tuple[Supporter, ...]:
-        """Support signed by the voters and elders of this plan, and by the voters of the last
-        certificate."""
-        voters = {*plan.electorate.voters, *plan.electorate.elders, *self._trust.voters}
-        if len(self._support) > MOST_SUPPORT:
-            self._support = {p: s for p, s in self._support.items() if p in voters}
-        return tuple(s for p, s in self._support.items() if p in voters)
 
     async def _take_over(self, plan: Plan, note: pb.Note) -> None:
         """Send the first plan of a new leader. Its own member follows the plan only when enough of
@@ -312,74 +258,3 @@ class Leading:
                 self.lead(ev.Unreachable(peer))
             return None
         return peer
-
-    async def _probe(self, peer: PeerId) -> None:
-        try:
-            reason = await self._messenger.send_with_retry(peer, pb.Note(), PROBE_TIMEOUT_S)
-            self.lead(ev.ProbeAnswered(peer, reason is None))
-        except Unheard as e:
-            self._kit.vitals.dead(peer, self._kit.clock.now(), e.since)
-            self.lead(ev.Unreachable(peer, e.since))
-        finally:
-            self._probing.discard(peer)
-
-    async def _recall(self, asked: ev.Recall) -> None:
-        version = asked.version
-        plan, dropped = self._own.member.remembers(version)
-        if plan is not None and not asked.proof:
-            self.lead(ev.Recalled(version, plan, dropped))
-            return
-
-        def shown(certificate: Certificate | None) -> Version | None:
-            if certificate is None:
-                return None
-            return self.tally.show(certificate, self._own.cell, self._kit.clock.now())
-
-        def proves(certificate: Certificate | None) -> bool:
-            return not asked.proof or shown(certificate) is not None
-
-        found, certificate = await self._recalling.recall(version, asked.holders, proves)
-        self.lead(replace(found, certified=shown(certificate)))
-
-    async def _ask_to_move(self, peer: PeerId, stage: int) -> None:
-        note = pb.Note(move=pb.MoveNote(stage=stage))
-        try:
-            if peer == self._kit.me:
-                refused = self._own.on_move(stage) or None
-            else:
-                refused = await self._messenger.send(peer, note, TELL_TIMEOUT_S)
-        except PeerFault as e:
-            # It may have received the request and be moving: it counts as moving.
-            self._kit.journal.emit(
-                "training", "move-unanswered", f"peer {short(peer)}: {e.reason}", "info", peer=peer
-            )
-            return
-        if refused is not None:
-            self._kit.journal.emit(
-                "training",
-                "move-refused",
-                f"peer {short(peer)} stays: {refused}",
-                "info",
-                peer=peer,
-            )
-            self.lead(ev.MoveRefused(peer))
-
-    async def _search(self, job: SearchJob) -> None:
-        # one at a time; the next search sees the changes made meanwhile
-        if not self._searching.locked():
-            async with self._searching:
-                routes, makespan = await self._machines.search(job)
-            self.lead(ev.Searched(job, routes, makespan))
-
-    async def _evaluate(self, epoch: int, plan: Plan) -> None:
-        loss = 0.0
-        try:
-            loss = await self._work.evaluate(plan)
-        except (PeerFault, NetworkFault) as e:
-            self._kit.journal.emit(
-                "training",
-                "evaluation-failed",
-                f"the held-out loss could not be measured: {e}",
-                "warning",
-            )
-        self.lead(ev.Evaluated(epoch, loss))

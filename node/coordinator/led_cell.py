@@ -13,8 +13,8 @@ class LedCell:
 
     def __init__(self, training: Training) -> None:
         self._training = training
-        self.me: PeerId = training.me
-        self.stage: int = training.stage
+        self.me: PeerId = training.kit.me
+        self.stage: int = training.kit.stage
 
     @property
     def cell(self) -> CellId:
@@ -24,7 +24,7 @@ class LedCell:
     @property
     def standing(self) -> ChangeStatus:
         """The owner's changes, as this peer knows them."""
-        return self._training.standing
+        return self._training.admission.changes
 
     @property
     def leads(self) -> bool:
@@ -40,7 +40,7 @@ class LedCell:
     def plan(self) -> Plan | None:
         """The plan in force, of the cell that this peer leads; None if it leads none, or has made
         no plan for it yet."""
-        plan = self._training.work.plan
+        plan = self._training.kit.work.plan
         if not self.leads or plan is None or plan.cell_id != self.cell:
             return None
         return plan

@@ -140,6 +140,169 @@ class View:
         return self._placed[stages]
 
 
+class Pace:
+    """Pauses between readings and between posts: longer among many peers, and while nothing
+    changes. ``every_s``: the usual pause, in seconds."""
+
+    def __init__(self, every_s: float) -> None:
+        self.every_s = every_s
+        self.hasty = False
+        """Read every :data:`HASTE_S`."""
+        self.seeks: Callable[[], bool] = lambda: False
+        """Returns True while this peer waits for others, which it should see as soon as they are
+        back."""
+        self._records = 0
+        """Records in the last reading."""
+        self._same = 0
+        """Readings since the last change."""
+        self._neighbours = 0
+
+    def read(self, records: int, *, unchanged: bool) -> None:
+        """A reading has brought this number of records; ``unchanged``: the ones of the reading
+        before."""
+        self._records = records
+        if unchanged:
+            self._same += 1
+        else:
+            self._same = 0
+
+    def own_changed(self) -> None:
+        """The own record has changed."""
+        self._same = 0
+
+    def neighbours(self, count: int) -> bool:
+        """Take the number of DHT neighbours. Return True if somebody has come or gone."""
+        if count == self._neighbours:
+            return False
+        self._neighbours = count
+        self._same = 0
+        return True
+
+    @property
+    def times(self) -> float:
+        """Factor by which the pauses between readings and posts are longer than at the start; 1
+        while anything changes among few peers."""
+        quiet = 2.0 ** min(max(0, self._same - QUIET_AFTER), 30)
+        return min(QUIET_MOST, max(quiet, self._many))
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds until the next reading."""
+        if self._records < 2 or self.hasty:
+            return min(HASTE_S, self.every_s)
+        if self.seeks():
+            return min(SEEK_S, self.every_s)
+        return self.times * self.every_s
+
+    @property
+    def look_s(self) -> float:
+        """Seconds until the next reading, at most, after somebody has come or gone."""
+        return self.every_s * max(1.0, self._many)
+
+    @property
+    def _many(self) -> float:
+        return min(QUIET_MOST, self._records / FEW)
+
+
+class OwnRecord:
+    """The record of this peer, which others read: posted when it changes, and again before it
+    expires."""
+
+    def __init__(self, directory: DirectoryPort, clock: Clock, pace: Pace) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._pace = pace
+        self._make: Callable[[], PeerBody] | None = None
+        self._posted_at = -math.inf
+        """Time of the last post, in seconds of the clock."""
+        self.posted: PeerBody | None = None
+        """The record as it was last posted."""
+
+    def announce(self, make: Callable[[], PeerBody]) -> None:
+        """Post the result of ``make()`` from now on."""
+        self._make = make
+
+    async def post(self, cell: CellId) -> None:
+        """Post the record under the topic of a cell, if it has changed or the last post is a
+        refresh old."""
+        if self._make is None:
+            return
+        body = self._make()
+        now = self._clock.now()
+        topic = cell_topic(cell) if cell else PEERS
+        times = self._pace.times
+        if body == self.posted and now - self._posted_at < DUE * times * self._pace.every_s:
+            return
+        if body != self.posted:
+            self._pace.own_changed()
+        self.posted = body
+        posted = await self._directory.publish(body, self._pace.times, topic)
+        self._posted_at = now if posted else -math.inf
+
+
+class RecordReader:
+    """Readings of the directory: the records of one cell at a time, and now and then the records of
+    peers outside all cells."""
+
+    def __init__(self, directory: DirectoryPort, clock: Clock) -> None:
+        self._directory = directory
+        self._clock = clock
+        self._outside: Mapping[PeerId, PeerEntry] = {}
+        self._looked = -OUTSIDE_S
+
+    async def read(self, cell: CellId) -> dict[PeerId, PeerEntry]:
+        """The records of ``cell`` and of peers outside all cells, the own one included; all
+        records, in a run of one cell."""
+        if not cell:
+            return await self._directory.read()
+        if self._clock.now() - self._looked >= OUTSIDE_S:
+            self._looked = self._clock.now()
+            read = await self._directory.read()
+            self._outside = {p: e for p, e in read.items() if not e.body.cell}
+        now = self._clock.wall()
+        outside = {p: e for p, e in self._outside.items() if e.not_after > now}
+        return outside | await self._directory.read(cell_topic(cell))
+
+
+class Sightings:
+    """What successive readings have shown of the other peers: signs of life, and the peers that are
+    gone. ``learn(peer, body)`` is told each peer's record."""
+
+    def __init__(self, me: PeerId, learn: Callable[[PeerId, PeerBody], None]) -> None:
+        self._me = me
+        self._learn = learn
+        self._seen: dict[PeerId, PeerEntry] = {}
+        self.lost: Mapping[PeerId, tuple[PeerEntry, float]] = {}
+        """Peers that lost their record lately, each with the last record and the wall-clock time at
+        which it was first missed."""
+        self.vitals = Vitals()
+        """Signs of life of the peers in the directory."""
+
+    def enter(self) -> None:
+        """This peer belongs to another cell now."""
+        self.lost = {}
+
+    def read(self, seen: dict[PeerId, PeerEntry], cell: CellId, wall: float) -> bool:
+        """Take a reading of ``cell``, begun at ``wall`` (Unix seconds). Return True if it has the
+        records of the reading before."""
+        # A peer that takes down its record before it expires has left, or is in another cell.
+        gone = {p: (e, wall) for p, e in self._seen.items() if not cell or e.not_after <= wall}
+        self.lost = {
+            p: (e, t)
+            for p, (e, t) in {**self.lost, **gone}.items()
+            if p not in seen and p != self._me and wall - t < LOST_FOR_S
+        }
+        before = {p: e.body for p, e in self._seen.items()}
+        self._seen = seen
+        return before == {p: e.body for p, e in seen.items()}
+
+    def meet(self, peer: PeerId, entry: PeerEntry, now: float) -> None:
+        """The record of another peer was read."""
+        self._learn(peer, entry.body)
+        life_s = entry.not_after - entry.refreshed
+        self.vitals.record(peer, entry.seq, life_s, entry.body.started, now)
+
+
 class Presence:
     """Posts the own record and reads the other peers' records. ``learn(peer, body)`` is told each
     peer's record: the addresses at which it can be dialled, the relays through which it can be
@@ -157,36 +320,19 @@ class Presence:
         self.me = me
         self.directory = directory
         self._clock = clock
-        self._every = every_s
-        self._learn = learn
         self._tasks = Tasks("presence", on_error)
-        self._body: Callable[[], PeerBody] | None = None
-        self._own: PeerBody | None = None
         self._changed = asyncio.Event()
-        self._seen: dict[PeerId, PeerEntry] = {}
+        self.pace = Pace(every_s)
+        self._own = OwnRecord(directory, clock, self.pace)
+        self._reader = RecordReader(directory, clock)
+        self.sightings = Sightings(me, learn)
         self.view = View({})
         """All other peers, as the last reading shows them."""
         self.cell = NO_CELL
         """The cell of this peer: it posts its record there, and reads the records of the same cell
         and of peers outside all cells."""
-        self._outside: Mapping[PeerId, PeerEntry] = {}
-        self._looked = -OUTSIDE_S
-        self.lost: Mapping[PeerId, tuple[PeerEntry, float]] = {}
-        """Peers that lost their record lately, each with the last record and the wall-clock time at
-        which it was first missed."""
         self.company = asyncio.Event()
         """Set when the first other peer is seen."""
-        self._same = 0
-        self._neighbours = 0
-        self._posted = -math.inf
-        """Time of the last post of the own record, in seconds of the clock."""
-        self.hasty = False
-        """Read every :data:`HASTE_S`."""
-        self.vitals = Vitals()
-        """Signs of life of the peers in the directory."""
-        self.seeks: Callable[[], bool] = lambda: False
-        """Returns True while this peer waits for others, which it should see as soon as they are
-        back."""
 
     def start(self) -> None:
         """Begin to read; nothing is posted before :meth:`announce`."""
@@ -204,7 +350,7 @@ class Presence:
 
     def announce(self, body: Callable[[], PeerBody]) -> None:
         """Post the result of ``body()`` from now on, at once and with every refresh."""
-        self._body = body
+        self._own.announce(body)
         self._changed.set()
 
     def changed(self) -> None:
@@ -215,7 +361,7 @@ class Presence:
     def enter(self, cell: CellId) -> None:
         """This peer belongs to another cell now: post the record there at once."""
         if cell != self.cell:
-            self.lost = {}
+            self.sightings.enter()
         self.cell = cell
         self.view = View(self.view.everybody, cell)
         self.changed()
@@ -223,96 +369,41 @@ class Presence:
     def addresses(self, peer: PeerId) -> tuple[str, ...]:
         """Addresses at which a peer, or this one, says that it can be dialled."""
         if peer == self.me:
-            if not self._own:
+            own = self._own.posted
+            if not own:
                 return ()
-            return self._own.maddrs
+            return own.maddrs
         entry = self.view.everybody.get(peer)
         if not entry:
             return ()
         return entry.body.maddrs
 
-    async def _post(self) -> None:
-        """Post the own record if it has changed, or the last post is a refresh old."""
-        if self._body is None:
-            return
-        body = self._body()
-        now = self._clock.now()
-        topic = cell_topic(self.cell) if self.cell else PEERS
-        if body == self._own and now - self._posted < DUE * self.times * self._every:
-            return
-        if body != self._own:
-            self._same = 0
-        self._own = body
-        posted = await self.directory.publish(body, self.times, topic)
-        self._posted = now if posted else -math.inf
-
     async def _watch(self) -> None:
         while True:
             self._changed.clear()  # a change during the reading is posted next
             began = self._clock.now()
-            await self._post()
-            now = self._clock.wall()
+            await self._own.post(self.cell)
+            wall = self._clock.wall()
             cell = self.cell
-            seen = await self._read()
+            seen = await self._reader.read(cell)
             if cell != self.cell:
                 continue  # of the cell that this peer has just left
-            # A peer that takes down its record before it expires has left, or is in another cell.
-            gone = {p: (e, now) for p, e in self._seen.items() if not cell or e.not_after <= now}
-            self.lost = {
-                p: (e, t)
-                for p, (e, t) in {**self.lost, **gone}.items()
-                if p not in seen and p != self.me and now - t < LOST_FOR_S
-            }
-            unchanged = {p: e.body for p, e in seen.items()} == {
-                p: e.body for p, e in self._seen.items()
-            }
-            self._same = self._same + 1 if unchanged else 0
-            self._seen = seen
+            unchanged = self.sightings.read(seen, cell, wall)
+            self.pace.read(len(seen), unchanged=unchanged)
             self.view = View({p: e for p, e in seen.items() if p != self.me}, self.cell)
             for peer, entry in self.view.everybody.items():
-                self._learn(peer, entry.body)
-                life_s = entry.not_after - entry.refreshed
-                now_s = self._clock.now()
-                self.vitals.record(peer, entry.seq, life_s, entry.body.started, now_s)
+                self.sightings.meet(peer, entry, self._clock.now())
             if self.view.everybody:
                 self.company.set()
-            pause = self.times * self._every
-            if len(seen) < 2 or self.hasty:
-                pause = min(HASTE_S, self._every)
-            elif self.seeks():
-                pause = min(SEEK_S, self._every)
-            await self._pause(max(pause, REST * (self._clock.now() - began)))
-
-    async def _read(self) -> dict[PeerId, PeerEntry]:
-        if not self.cell:
-            return await self.directory.read()
-        if self._clock.now() - self._looked >= OUTSIDE_S:
-            self._looked = self._clock.now()
-            read = await self.directory.read()
-            self._outside = {p: e for p, e in read.items() if not e.body.cell}
-        now = self._clock.wall()
-        outside = {p: e for p, e in self._outside.items() if e.not_after > now}
-        return outside | await self.directory.read(cell_topic(self.cell))
-
-    @property
-    def times(self) -> float:
-        """Factor by which the pauses between readings and posts are longer than at the start; 1
-        while anything changes among few peers."""
-        quiet = 2.0 ** min(max(0, self._same - QUIET_AFTER), 30)
-        return min(QUIET_MOST, max(quiet, self._many))
-
-    @property
-    def _many(self) -> float:
-        return min(QUIET_MOST, len(self._seen) / FEW)
+            pause_s = self.pace.pause_s
+            await self._pause(max(pause_s, REST * (self._clock.now() - began)))
 
     async def _pause(self, seconds: float) -> None:
         """Wait for ``seconds``, or less if something is known to have changed."""
         left = seconds
         while left > 0 and not self._changed.is_set():
-            if (neighbours := self.directory.neighbours) != self._neighbours:
-                self._neighbours = neighbours
-                self._same = 0
-                left = min(left, self._every * max(1.0, self._many))
+            if self.pace.neighbours(self.directory.neighbours):
+                left = min(left, self.pace.look_s)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(left, LOOK_S)):
                     await self._changed.wait()

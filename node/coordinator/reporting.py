@@ -30,7 +30,6 @@ from node.epoch.pace import (
     TICK_S,
     beat_s,
 )
-from node.stage.runtime import StageRuntime
 from protos import training_pb2 as pb
 
 PAUSE_S = 5.0
@@ -47,41 +46,159 @@ class LeaderReply(NamedTuple):
     lacking: frozenset[PeerId] | None = None
 
 
-class Reporting:
-    """Heartbeats and other messages of one peer to its leader."""
+class LeaderContact:
+    """Contact of one peer with its leader by heartbeats."""
+
+    def __init__(self) -> None:
+        self.known: tuple[PeerId, Version] | None = None
+        """The leader that accepted our last heartbeat, and the version that it reported."""
+        self._unanswered: tuple[PeerId, float] | None = None
+        """Leader to which a heartbeat is on its way, and the time at which it was sent."""
+        self.reply = LeaderReply()
+
+    def asks(self, leader: PeerId, now: float) -> None:
+        """A heartbeat is on its way to ``leader``."""
+        self._unanswered = leader, now
+
+    def ends(self) -> None:
+        """The heartbeat was answered, or given up."""
+        self._unanswered = None
+
+    def accepted(self, leader: PeerId, version: Version) -> None:
+        """``leader`` accepted a heartbeat with this version."""
+        self.known = leader, version
+
+    def replied(self, reply: LeaderReply) -> None:
+        """A leader replied to a heartbeat."""
+        self.reply = reply
+
+    def silent_s(self, peer: PeerId, now: float) -> float:
+        """Seconds for which ``peer`` has not answered the heartbeat that is on its way to it; 0 for
+        none."""
+        if self._unanswered is None or self._unanswered[0] != peer:
+            return 0.0
+        return now - self._unanswered[1]
+
+    def needed_ways(self, leader: PeerId) -> frozenset[PeerId] | None:
+        """The peers of the own stage to which ``leader`` waits for ways from here; None if it does
+        not say. Raises LookupError before it has answered."""
+        if self.reply.leader != leader:
+            raise LookupError(f"{leader} has not answered")
+        return self.reply.lacking
+
+
+class Novelty:
+    """News in a peer's heartbeats: the time at which what it says of itself last changed."""
+
+    def __init__(self, now: float) -> None:
+        self._said: Any = None
+        self.at = now
+        """Time of the last news."""
+
+    def says(self, what: Any, now: float, *, busy: bool) -> None:
+        """The next heartbeat says ``what``. A peer with an epoch under way (``busy``) always has
+        news."""
+        if what != self._said or busy:
+            self._said = what
+            self.at = now
+
+
+class SelfReport:
+    """The heartbeats of one peer: its version, speed, connections, votes and wishes."""
 
     def __init__(
         self,
         kit: Kit,
-        work: StageRuntime,
         admission: Admission,
         statements: Statements,
+        following: Following,
+        candidacy: Candidacy,
+    ) -> None:
+        self._kit = kit
+        self._admission = admission
+        self._statements = statements
+        self._following = following
+        self._candidacy = candidacy
+
+    def heartbeat(self, leader: PeerId | None = None) -> ev.Heartbeat:
+        """This peer's heartbeat to ``leader``, or to itself if None."""
+        kit = self._kit
+        m = self._following.member
+        work = kit.work
+        return ev.Heartbeat(
+            kit.me,
+            kit.stage,
+            m.at,
+            work.stage.digest,
+            ev.Capacity(
+                work.speed(),
+                work.room,
+                tuple(sorted(work.engines.pipeline.timing.rates().items())),
+                work.costs(),
+            ),
+            m.reachable,
+            m.term,
+            # A peer that went back to an older version may remember more tokens than that history
+            # can have counted.
+            kit.facts.bounds.counted(m.at.epoch, m.tokens),
+            self._candidacy.leaving,
+            ev.OuterReport(work.windows.mean, work.anchor.name),
+            m.orphan,
+            ev.Membership(self._candidacy.cell, self._admission.changes.tells(leader or kit.me)),
+        )
+
+    def note(self, heard: ev.Heartbeat, leader: PeerId) -> pb.Note:
+        """A heartbeat as a message to ``leader``, with what this peer signs for it."""
+        return notes.ready_note(heard, self.support(leader), self._admission.untold(leader))
+
+    def support(self, leader: PeerId) -> Supporter:
+        """This peer's signed support for ``leader``."""
+        term = self._following.member.term
+        return self._statements.support(self._candidacy.cell, leader, term)
+
+    def state(self) -> tuple[Any, ...]:
+        """The state that a leader must hear of soon when it changes."""
+        m = self._following.member
+        work = self._kit.work
+        return (
+            m.at,
+            m.term,
+            m.reachable,
+            work.stage.digest,
+            self._candidacy.leaving,
+            self._candidacy.leader_id(),
+            self._admission.changes.known.revision,
+            work.windows.mean,
+            work.anchor.name,
+        )
+
+
+class Reporting:
+    """Heartbeats and other messages of one peer to its leader. ``own``: the heartbeats."""
+
+    def __init__(
+        self,
+        kit: Kit,
+        own: SelfReport,
         messenger: Messenger,
         following: Following,
         leading: Leading,
         candidacy: Candidacy,
     ) -> None:
         self._kit = kit
-        self._work = work
-        self._admission = admission
-        self._statements = statements
+        self.own = own
         self._messenger = messenger
         self._following = following
         self._leading = leading
         self._candidacy = candidacy
+        self.contact = LeaderContact()
+        self._novelty = Novelty(kit.clock.now())
         self._order: dict[PeerId, asyncio.Lock] = {}
         """Locks of the leaders: one message to each at a time."""
-        self._said: Any = None
-        self._said_at = kit.clock.now()
         self._accused: dict[PeerId, float] = {}
         self._hurry = asyncio.Event()
         self._looking: set[PeerId] = set()
         """Ends peers that are called because nobody leads."""
-        self.known: tuple[PeerId, Version] | None = None
-        """The leader that accepted our last heartbeat, and the version that it reported."""
-        self.unanswered: tuple[PeerId, float] | None = None
-        """Leader to which a heartbeat is on its way, and the time at which it was sent."""
-        self.reply = LeaderReply()
 
     def hurry(self) -> None:
         """Report at once."""
@@ -103,24 +220,10 @@ class Reporting:
     def beat_s(self) -> float:
         """Seconds until the next heartbeat: more in a swarm that waits, while this peer has nothing
         new to report."""
-        m = self._following.member
         now = self._kit.clock.now()
-        says = (
-            m.at,
-            m.term,
-            m.reachable,
-            self._work.stage.digest,
-            self._candidacy.leaving,
-            self._candidacy.leader_id(),
-            self._admission.changes.known.revision,
-            self._work.windows.mean,
-            self._work.anchor.name,
-        )
-        if says != self._said or m.busy:
-            self._said = says
-            self._said_at = now
-        calm = now - max(self._said_at, self._following.moved) > CALM_AFTER_S
-        answering = len(self._work.engines.pipeline.timing.ways(now))
+        self._novelty.says(self.own.state(), now, busy=self._following.member.busy)
+        calm = now - max(self._novelty.at, self._following.moved) > CALM_AFTER_S
+        answering = len(self._kit.work.engines.pipeline.timing.ways(now))
         return beat_s(answering, calm)
 
     async def report(self) -> None:
@@ -144,7 +247,7 @@ class Reporting:
     async def _report_to(self, leader: PeerId) -> bool:
         """Send a heartbeat. Return False if ``leader`` does not answer or does not lead, so that
         another peer may be the leader."""
-        heard = self.heartbeat(leader)
+        heard = self.own.heartbeat(leader)
         clock = self._kit.clock
         # This peer may enter another cell, with a new election, before the heartbeat is answered.
         election = self._candidacy.election
@@ -152,66 +255,30 @@ class Reporting:
             self._report_here(heard)
             return True
         election.tells(leader, clock.now())
-        self.unanswered = leader, clock.now()
+        self.contact.asks(leader, clock.now())
         try:
-            refused = await self._send(leader, self.ready_note(heard, leader))
+            refused = await self._send(leader, self.own.note(heard, leader))
         except PeerFault:
             return False
         finally:
-            self.unanswered = None
+            self.contact.ends()
         if refused is not None:
             election.doubt(leader, clock.now())
             return False
         election.answered(leader, clock.now())
-        self.known = leader, heard.at
+        self.contact.accepted(leader, heard.at)
         return True
 
     def version_changed(self) -> None:
         """Another version is in place than the leader knows: report it at once."""
         self.hurry()
         if self._leading.leader is not None:
-            self._report_here(self.heartbeat())
+            self._report_here(self.own.heartbeat())
 
     def _report_here(self, heard: ev.Heartbeat) -> None:
         """Give this peer's heartbeat to its own leader."""
-        self._leading.supported(self._support(self._kit.me))
+        self._leading.supported(self.own.support(self._kit.me))
         self._leading.lead(heard)
-
-    def ready_note(self, heard: ev.Heartbeat, leader: PeerId) -> pb.Note:
-        """A heartbeat as a message to ``leader``, with what this peer signs for it."""
-        return notes.ready_note(heard, self._support(leader), self._admission.untold(leader))
-
-    def _support(self, leader: PeerId) -> Supporter:
-        """This peer's signed support for ``leader``."""
-        term = self._following.member.term
-        return self._statements.support(self._candidacy.cell, leader, term)
-
-    def heartbeat(self, leader: PeerId | None = None) -> ev.Heartbeat:
-        """This peer's heartbeat to ``leader``, or to itself if None."""
-        kit = self._kit
-        m = self._following.member
-        work = self._work
-        return ev.Heartbeat(
-            kit.me,
-            kit.stage,
-            m.at,
-            work.stage.digest,
-            ev.Capacity(
-                work.speed(),
-                work.room,
-                tuple(sorted(work.engines.pipeline.timing.rates().items())),
-                work.costs(),
-            ),
-            m.reachable,
-            m.term,
-            # A peer that went back to an older version may remember more tokens than that history
-            # can have counted.
-            kit.facts.bounds.counted(m.at.epoch, m.tokens),
-            self._candidacy.leaving,
-            ev.OuterReport(work.windows.mean, work.anchor.name),
-            m.orphan,
-            ev.Membership(self._candidacy.cell, self._admission.changes.tells(leader or kit.me)),
-        )
 
     # ----------------------------------------------------------- other messages
 

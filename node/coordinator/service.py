@@ -4,7 +4,7 @@ machines. Enters: messages and time. Leaves: events for the leader
 Never: a decision of either; work of the stage."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,13 +17,14 @@ from node.coordinator import notes
 from node.coordinator.candidacy import Candidacy
 from node.coordinator.following import Following
 from node.coordinator.kit import Kit
+from node.coordinator.known_peers import KnownPeers
 from node.coordinator.leading import Leading, PeerMachines
 from node.coordinator.ledger import VoteLedger
 from node.coordinator.messenger import Messenger
 from node.coordinator.plan_inbox import PlanInbox
 from node.coordinator.presence import View
 from node.coordinator.recalling import Recalling
-from node.coordinator.reporting import PAUSE_S, LeaderReply, Reporting
+from node.coordinator.reporting import PAUSE_S, LeaderReply, Reporting, SelfReport
 from node.coordinator.statements import Statements
 from node.coordinator.vitals import MOST_LOST, Life
 from node.coordinator.ways import Ways
@@ -35,12 +36,10 @@ from node.epoch import events as ev
 from node.epoch.leader.leader import Leader, Phase
 from node.epoch.member import Member, MemberState
 from node.epoch.pace import (
-    FEW_STRANGERS,
     TICK_S,
 )
 from node.epoch.waiting import Lack, Wait
 from node.identity.keys import Signer
-from node.stage.runtime import StageRuntime
 from node.transport.port import blamed, printable
 from protos import training_pb2 as pb
 from protos import training_pb2_grpc as rpc
@@ -61,65 +60,39 @@ class Training(rpc.TrainingServicer):
         self,
         kit: Kit,
         identity: Signer,
-        work: StageRuntime,
         view: Callable[[], View],
         machines: PeerMachines | None = None,
         ledger: VoteLedger | None = None,
     ) -> None:
         machines = machines or PeerMachines()
+        work = kit.work
         self.kit = kit
-        self.me = kit.me
-        self.stage = kit.stage
-        self.facts = kit.facts
-        self.work = work
         self.statements = Statements(identity, kit.facts.run_id, ledger or VoteLedger(), kit.clock)
-        self.trust = self.statements.trust()
-        self.standing = ChangeStatus(kit.facts.make.read(""))
-        self.admission = Admission(Terms(), self.trust, self.standing, kit.facts.may_lead)
+        trust = self.statements.trust()
+        changes = ChangeStatus(kit.facts.make.read(""))
+        self.admission = Admission(Terms(), trust, changes, kit.facts.may_lead)
         self._inbox = PlanInbox(
             self.admission, self.statements, kit.facts.bounds, work, kit.clock, kit.journal
         )
         self.messenger = Messenger(kit.transport, kit.clock, kit.vitals, self._heartbeat_answered)
         recalling = Recalling(kit.transport, kit.journal, kit.facts.bounds, VersionHistory())
         member = machines.member(
-            self.me, work.stage.version, work.local_checkpoints.versions(), work.tokens
+            kit.me, work.stage.version, work.local_checkpoints.versions(), work.tokens
         )
-        self.following = Following(
-            kit, member, work, self.admission, self.statements, recalling, self
-        )
+        self.following = Following(kit, member, self.admission, self.statements, recalling, self)
+        self.peers = KnownPeers(kit, view, self.following)
         self.leading = Leading(
-            kit,
-            self,
-            work,
-            self.trust,
-            self.statements,
-            self.messenger,
-            recalling,
-            machines,
+            kit, self, trust, self.statements, self.messenger, recalling, machines
         )
-        self._ways = Ways(self, kit, work.engines.pipeline)
         self.candidacy = Candidacy(
-            kit, view, work, self.admission, self.messenger, self.following, self.leading
+            kit, view, self.admission, self.messenger, self.following, self.leading
         )
+        report = SelfReport(kit, self.admission, self.statements, self.following, self.candidacy)
         self.reporting = Reporting(
-            kit,
-            work,
-            self.admission,
-            self.statements,
-            self.messenger,
-            self.following,
-            self.leading,
-            self.candidacy,
+            kit, report, self.messenger, self.following, self.leading, self.candidacy
         )
+        self._ways = Ways(kit, self.peers, self.candidacy, self.reporting)
         self.started = False
-        self._named: tuple[Plan | None, frozenset[PeerId]] = None, frozenset()
-        """A plan, and the peers that it names."""
-        self.on_cell: Callable[[CellId], None] = lambda cell: None
-        """This peer belongs to another cell from now on."""
-        self.on_move: Callable[[int], str] = lambda stage: "this peer does not change its stage"
-        """Asks this peer to host another stage; returns "" if it will, else the reason against."""
-        self.on_change: Callable[[str], None] = lambda change: None
-        """A newer change is known: keep it."""
         rpc.add_TrainingServicer_to_server(self, kit.transport.server)
 
     @property
@@ -149,7 +122,7 @@ class Training(rpc.TrainingServicer):
         self.candidacy.start()
         self.tasks.spawn(self.reporting.beat(), "heartbeat", eternal=True)
         self.tasks.spawn(self._clockwork(), "clock", eternal=True)
-        if self.facts.waits.probe_every_s:
+        if self.kit.facts.waits.probe_every_s:
             self.tasks.spawn(self._ways.keep(), "ways", eternal=True)
 
     async def close(self) -> None:
@@ -180,7 +153,7 @@ class Training(rpc.TrainingServicer):
             await asyncio.sleep(TICK_S)
             self.candidacy.take_or_drop_the_lead()
         await self.reporting.report()
-        await self.work.handed_over()
+        await self.kit.work.handed_over()
 
     def stay(self) -> None:
         """Take part again: leaving was given up."""
@@ -193,8 +166,8 @@ class Training(rpc.TrainingServicer):
         """Read the owner's change to how cells average, from any sender, and return the settings in
         it. A newer change is kept, sent to the leader until a plan is made under it, and comes into
         force with the next plan. Raises Refused if the owner did not sign it for this run."""
-        rules = self.facts.make.read(text)
-        if self.standing.learns(rules):
+        rules = self.kit.facts.make.read(text)
+        if self.admission.changes.learns(rules):
             self.keep_change(rules)
             self.reporting.hurry()
             if self.leader is not None:
@@ -204,53 +177,22 @@ class Training(rpc.TrainingServicer):
     def keep_change(self, rules: Rules) -> None:
         """Keep a newer change and pass it on to the members of the plan in force. The peers that it
         revokes are refused at once, not only with the next plan."""
-        self.on_change(rules.change)
+        self.kit.callbacks.on_change(rules.change)
         self.kit.transport.expel(rules.revokes)
         if rules.revoked:
             # Not only through the leader, which may be a revoked peer.
-            heard = replace(self.reporting.heartbeat(), change=rules.change)
-            word = self.reporting.ready_note(heard, self.me)
-            plan = self.work.plan
+            heard = replace(self.reporting.own.heartbeat(), change=rules.change)
+            word = self.reporting.own.note(heard, self.kit.me)
+            plan = self.kit.work.plan
             if plan is None:
                 return
             for member in plan.members:
                 peer = member.peer
-                if peer != self.me and not rules.revokes(peer):
+                if peer != self.kit.me and not rules.revokes(peer):
                     # A peer that does not lead takes the change from it and refuses the rest.
                     self.tasks.spawn(self.messenger.notify(peer, word), "change")
 
     # ----------------------------------------------------------- who leads
-
-    def is_established(self, peer: PeerId) -> bool:
-        """Return True for a peer that this one works with, as opposed to a stranger: a colleague, a
-        member of the plan in force, or one of a cell that it averages with."""
-        return peer in self.work.colleagues.all or peer in self._planned()
-
-    def has_met(self, peer: PeerId) -> bool:
-        """Return True for a peer that is established or was met by one side's call. The directory
-        may name others that somebody made up."""
-        return self.is_established(peer) or self.kit.transport.has_met(peer)
-
-    def reportable(self, peers: Collection[PeerId]) -> set[PeerId]:
-        """Peers to tell the user about: the met ones, and strangers while they are few. Of many
-        strangers most are made up."""
-        strangers = {peer for peer in peers if not self.has_met(peer)}
-        if len(strangers) > FEW_STRANGERS:
-            return set(peers) - strangers
-        return set(peers)
-
-    def _planned(self) -> frozenset[PeerId]:
-        """The peers that the plan in force names."""
-        plan = self.member.plan
-        if plan is not self._named[0]:
-            peers = set[PeerId]()
-            if plan is not None:
-                peers = {m.peer for m in plan.members}
-                for partner in plan.window.partners:
-                    peers.add(partner.leader)
-                    peers.update(h.peer for hosts in partner.hosts.values() for h in hosts)
-            self._named = plan, frozenset(peers)
-        return self._named[1]
 
     def has_reported_to(self, peer: PeerId) -> bool:
         """Return True if plans of ``peer`` may be followed here: this peer took it for its leader,
@@ -265,14 +207,14 @@ class Training(rpc.TrainingServicer):
 
     def _learn(self, doubles: Sequence[DoubleVote]) -> None:
         """Keep proofs of double votes. Raises WireError if one proves nothing."""
-        if not all([self.trust.doubles.shown(d) for d in doubles]):
+        if not all([self.admission.trust.doubles.shown(d) for d in doubles]):
             raise WireError("two votes that do not prove that their peer has voted twice")
         self._bar()
 
     def _bar(self) -> bool:
         """Refuse for a while the peers that were newly found to have voted twice; their votes no
         longer count. Return True if there are any."""
-        found = self.trust.doubles.news()
+        found = self.admission.trust.doubles.news()
         for d in found:
             self.kit.journal.emit(
                 "training",
@@ -283,7 +225,7 @@ class Training(rpc.TrainingServicer):
                 term=d.one.term,
                 epoch=d.one.version.epoch,
             )
-            if d.peer != self.me:
+            if d.peer != self.kit.me:
                 self.kit.transport.fault(d.peer, "voted for two results of one attempt", BARS)
         if found:
             self.reporting.hurry()
@@ -296,13 +238,15 @@ class Training(rpc.TrainingServicer):
             await asyncio.sleep(TICK_S)
             now = self.kit.clock.now()
             patience.woke(due, now)
-            self.work.mind_the_disk()
-            if now - due > self.facts.waits.late_s:
+            self.kit.work.mind_the_disk()
+            if now - due > self.kit.facts.waits.late_s:
                 self._stood_still(now - due)
             if self.leader is not None:
                 self.leading.lead(
                     ev.ClockTick(
-                        self.candidacy.view().coming, self.work.colleagues.all, patience.slack(now)
+                        self.candidacy.view().coming,
+                        self.kit.work.colleagues.all,
+                        patience.slack(now),
                     )
                 )
 
@@ -316,7 +260,7 @@ class Training(rpc.TrainingServicer):
             "warning",
             seconds=round(seconds, 1),
         )
-        self.candidacy.on_lead()
+        self.kit.callbacks.on_lead()
         self.reporting.hurry()
 
     # ----------------------------------------------------------- notes in and out
@@ -335,7 +279,7 @@ class Training(rpc.TrainingServicer):
         if request.WhichOneof("say") == "ready" and reason is None and self.leader is not None:
             reply.waits_for = self.waiting_for()
             reply.lost.extend(self.kit.vitals.lost())
-            if self.facts.prove:
+            if self.kit.facts.prove:
                 reply.lacking.peers.extend(self.leader.roster.participants.lacking(peer))
         return reply
 
@@ -349,7 +293,7 @@ class Training(rpc.TrainingServicer):
                 return await self._hear_plan(peer, note.plan)
             case "round":
                 event = notes.round_event(note, peer)
-                if why := self.facts.bounds.of_round(event):
+                if why := self.kit.facts.bounds.of_round(event):
                     raise WireError(f"invalid round: {why}")
                 plan = self.member.plan
                 heeded = self.candidacy.heeds(peer)
@@ -363,7 +307,7 @@ class Training(rpc.TrainingServicer):
                 # The peer that leads may have made no plan yet: then it is the leader by election.
                 if peer not in (plan and plan.leader, self.leader_id()):
                     return "only the leader asks for a change of stage"
-                return self.on_move(note.move.stage) or None
+                return self.kit.callbacks.on_move(note.move.stage) or None
             case "lead" if note.lead.cell != self.cell:
                 return "this peer is in another cell"
             case "lead":
@@ -377,7 +321,7 @@ class Training(rpc.TrainingServicer):
             case _ if self.leader is None:
                 return "this peer does not lead"
             case "finished":
-                if why := self.facts.bounds.of_results(len(note.finished.results)):
+                if why := self.kit.facts.bounds.of_results(len(note.finished.results)):
                     raise WireError(f"invalid results: {why}")
         event = notes.leader_event(note, peer)
         support = notes.parse_support(note.ready, peer)
@@ -396,7 +340,7 @@ class Training(rpc.TrainingServicer):
             self.reporting.hurry()
         if self.leader is None:
             return "this peer does not lead"
-        if isinstance(event, ev.Heartbeat) and (why := self.facts.bounds.of_heard(event)):
+        if isinstance(event, ev.Heartbeat) and (why := self.kit.facts.bounds.of_heard(event)):
             raise WireError(f"invalid stage or version: {why}")
         if isinstance(event, ev.Heartbeat):
             self._learn(doubles)
@@ -413,12 +357,12 @@ class Training(rpc.TrainingServicer):
         vote = self.leading.vote_in(e)
         if vote is None:
             return True
-        if not self.trust.vote_is_signed(vote, e.peer, signature):
+        if not self.admission.trust.vote_is_signed(vote, e.peer, signature):
             raise WireError("a vote whose signature is wrong")
-        self.trust.doubles.saw(vote, e.peer, signature)
+        self.admission.trust.doubles.saw(vote, e.peer, signature)
         if self._bar():
             return False
-        self.leading.tally.cast(e.peer, vote, signature)
+        self.leading.mandate.cast(e.peer, vote, signature)
         return True
 
     async def _hear_plan(self, peer: PeerId, note: pb.PlanNote) -> str | None:
@@ -444,7 +388,13 @@ class Training(rpc.TrainingServicer):
         committed = follows is not None and m.state is MemberState.DONE
         clock = self.kit.clock
         return Here(
-            self.cell, m.at, follows, committed, self.reporting.known, clock.now(), clock.wall()
+            self.cell,
+            m.at,
+            follows,
+            committed,
+            self.reporting.contact.known,
+            clock.now(),
+            clock.wall(),
         )
 
     async def History(self, request: pb.HistoryRequest, context: Any) -> pb.HistoryReply:
@@ -453,7 +403,7 @@ class Training(rpc.TrainingServicer):
         async with blamed(self.kit.transport, peer, context):
             remembered = self.member.remembers(notes.parse_version(request.version))
             return notes.history_reply(
-                *remembered, self.following.past.versions, self.trust.certificate
+                *remembered, self.following.past.versions, self.admission.trust.certificate
             )
 
     def hear_of_dead(self, peer: PeerId, note: pb.DeadNote) -> str | None:
@@ -461,20 +411,20 @@ class Training(rpc.TrainingServicer):
         plan = self.member.plan
         if plan is None or plan.leader != peer or plan.hash != note.plan_hash:
             return "not the leader of the plan in force here"
-        dead = {PeerId(p) for p in note.dead} - {self.me}
+        dead = {PeerId(p) for p in note.dead} - {self.kit.me}
         self._count_dead(dead)
-        self.work.lost(dead)
+        self.kit.work.lost(dead)
         return None
 
     def _count_dead(self, peers: Iterable[PeerId], since: float | None = None) -> None:
         """Show ``peers``, which another peer reported dead, as dead unless they were heard after
         ``since``. Peers that are neither members of the plan nor in sight are ignored."""
-        plan = self.work.plan
+        plan = self.kit.work.plan
         members = set[PeerId]()
         if plan is not None:
             members = {m.peer for m in plan.members}
         now = self.kit.clock.now()
-        for peer in (members | self.candidacy.view().hosts.keys()) & set(peers) - {self.me}:
+        for peer in (members | self.candidacy.view().hosts.keys()) & set(peers) - {self.kit.me}:
             self.kit.vitals.dead(peer, now, since)
 
     def _heartbeat_answered(self, peer: PeerId, reply: pb.NoteReply) -> None:
@@ -482,7 +432,7 @@ class Training(rpc.TrainingServicer):
         lacking: frozenset[PeerId] | None = None
         if reply.HasField("lacking"):
             lacking = frozenset(map(PeerId, reply.lacking.peers))
-        self.reporting.reply = LeaderReply(peer, printable(reply.waits_for), lacking)
+        self.reporting.contact.replied(LeaderReply(peer, printable(reply.waits_for), lacking))
         lost = [PeerId(p) for p in reply.lost[:MOST_LOST]]
         self._count_dead(lost, self.kit.clock.now() - HEARD_S)
 
@@ -504,7 +454,7 @@ class Training(rpc.TrainingServicer):
 
     def leader_changed(self) -> None:
         """This peer follows another leader than before: its record names the leader."""
-        self.candidacy.on_lead()
+        self.kit.callbacks.on_lead()
 
     async def tell_leader(self, plan: Plan, note: pb.Note) -> None:
         """Send a note that the leader of this plan must hear."""
@@ -514,25 +464,10 @@ class Training(rpc.TrainingServicer):
         """Another version is in place than the leader knows: report it at once."""
         self.reporting.version_changed()
 
-    def hosts(self) -> Mapping[PeerId, int]:
-        """Peers that the directory lists, with their stages."""
-        return self.candidacy.view().hosts
-
-    def needed_ways(self, leader: PeerId) -> frozenset[PeerId] | None:
-        """The peers of the own stage to which ``leader`` waits for ways from here; None if it does
-        not say. Raises LookupError before it has answered."""
-        if self.reporting.reply.leader != leader:
-            raise LookupError(f"{leader} has not answered")
-        return self.reporting.reply.lacking
-
-    def way_found(self) -> None:
-        """A peer was reached for the first time: the leader hears of it at once."""
-        self.reporting.hurry()
-
     def entered(self, plan: Plan) -> None:
         """This peer now belongs to the cell that ``plan`` founds."""
         self.candidacy.entered(plan)
-        self.trust.forget()
+        self.admission.trust.forget()
         self.kit.journal.emit(
             "training",
             "cell-entered",
@@ -541,15 +476,10 @@ class Training(rpc.TrainingServicer):
             cell=plan.cell_id,
             epoch=plan.epoch,
         )
-        self.on_cell(plan.cell_id)
+        self.kit.callbacks.on_cell(plan.cell_id)
         self.reporting.hurry()
 
     # ----------------------------------------------------------- for people
-
-    def unproven(self) -> list[PeerId]:
-        """Peers of the run that do not answer this one, on any way."""
-        silent = self.work.engines.pipeline.timing.silent()
-        return sorted(self.reportable(silent & self.candidacy.view().hosts.keys() - {self.me}))
 
     @property
     def seeks(self) -> bool:
@@ -570,7 +500,7 @@ class Training(rpc.TrainingServicer):
             return None
         # A member that is done waits for others in the same epoch: for the expected time of their
         # round nobody is late.
-        done = self.work.rounds.deadline_s / 2 if state is MemberState.DONE else 0.0
+        done = self.kit.work.rounds.figures.deadline_s / 2 if state is MemberState.DONE else 0.0
         if self.kit.clock.now() - self.following.moved < max(PAUSE_S, done):
             return None
         if self.leader is not None:
@@ -592,7 +522,6 @@ class Training(rpc.TrainingServicer):
     def standing_of(self, peer: PeerId) -> tuple[Life, float]:
         """The signs of life of ``peer``, and for how many seconds it has been silent or lost."""
         now = self.kit.clock.now()
-        asked = self.reporting.unanswered
         life, seconds = self.kit.vitals.look(peer, now)
         if life is not Life.LIVES:
             return life, seconds
@@ -601,7 +530,7 @@ class Training(rpc.TrainingServicer):
             if silent:
                 return Life.SILENT, silent
             return life, seconds
-        late_s = ANSWER_S + self.kit.transport.patience.slack(now)
-        if asked is not None and asked[0] == peer and now - asked[1] > late_s:
-            return Life.SILENT, now - asked[1]
+        unanswered_s = self.reporting.contact.silent_s(peer, now)
+        if unanswered_s > ANSWER_S + self.kit.transport.patience.slack(now):
+            return Life.SILENT, unanswered_s
         return life, seconds

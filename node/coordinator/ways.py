@@ -4,9 +4,11 @@ Never: the choice of who is measured (:func:`node.epoch.pace.whom_to_measure`)."
 
 import asyncio
 from collections.abc import Mapping
-from typing import Protocol
 
+from node.coordinator.candidacy import Candidacy
 from node.coordinator.kit import Kit
+from node.coordinator.known_peers import KnownPeers
+from node.coordinator.reporting import Reporting
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
 from node.epoch.pace import (
@@ -23,50 +25,23 @@ from node.epoch.pace import (
     whom_to_measure,
 )
 from node.identity.faults import TokenBucket
-from node.pipeline.service import Pipeline
-
-
-class KnownPeers(Protocol):
-    """The peers of the run, as this peer knows them:
-    :class:`node.coordinator.service.Training`."""
-
-    me: PeerId
-    stage: int
-
-    def hosts(self) -> Mapping[PeerId, int]:
-        """Peers that the directory lists, with their stages."""
-        ...
-
-    def has_met(self, peer: PeerId) -> bool:
-        """Return True unless ``peer`` may be made up."""
-        ...
-
-    def leader_id(self) -> PeerId | None:
-        """The leader, None without one."""
-        ...
-
-    def needed_ways(self, leader: PeerId) -> frozenset[PeerId] | None:
-        """The peers of the own stage to which ``leader`` waits for ways from here; None if it does
-        not say. Raises LookupError before it has answered."""
-        ...
-
-    def way_found(self) -> None:
-        """A peer was reached for the first time."""
-        ...
 
 
 class Ways:
-    """Measures ways; ``pipeline`` keeps the results."""
+    """Measures ways to the peers of ``known``; the pipeline keeps the results."""
 
     def __init__(
         self,
-        company: KnownPeers,
         kit: Kit,
-        pipeline: Pipeline,
+        known: KnownPeers,
+        candidacy: Candidacy,
+        reporting: Reporting,
     ) -> None:
-        self._company = company
         self._kit = kit
-        self._pipeline = pipeline
+        self._known = known
+        self._candidacy = candidacy
+        self._reporting = reporting
+        self._pipeline = kit.work.engines.pipeline
         self._measuring: set[PeerId] = set()
 
     def answering(self) -> int:
@@ -78,7 +53,7 @@ class Ways:
         """Send a small message to other peers of the run, to new ones at once: a plan uses no pair
         of peers before both got an answer. Strangers have turns of their own, for anybody may write
         their records."""
-        me = self._company.me
+        me = self._kit.me
         turns = StrangerTurns()
         spare = TokenBucket(1.0 / SPARE_WAY_S, 1.0)
         strangers: set[PeerId] = set()
@@ -88,17 +63,17 @@ class Ways:
         while True:
             await asyncio.sleep(self._kit.facts.waits.probe_every_s)
             now = self._kit.clock.now()
-            hosts = self._company.hosts()
-            about = (hosts, self._company.leader_id())
+            hosts = self._known.hosts()
+            about = (hosts, self._candidacy.leader_id())
             if about != seen:
                 strangers = set(hosts)
-            met = {peer for peer in strangers if self._company.has_met(peer)}
+            met = {peer for peer in strangers if self._known.has_met(peer)}
             if about != seen or met:
                 seen = about
                 strangers -= met
                 company = {peer: at for peer, at in hosts.items() if peer not in strangers}
-                leader = self._company.leader_id()
-                chosen = whom_to_measure(me, self._company.stage, company, leader)
+                leader = self._candidacy.leader_id()
+                chosen = whom_to_measure(me, self._kit.stage, company, leader)
             self._pipeline.timing.keep({*chosen, *self._measuring})
             free = [peer for peer in chosen if peer not in self._measuring]
             waits = self._spare(company) - self._pipeline.timing.ways(now).keys()
@@ -122,7 +97,7 @@ class Ways:
                 self._pipeline.timing.probed(peer, seconds, self._kit.clock.now())
             self._kit.vitals.alive(peer, self._kit.clock.now())
             if not known and self.answering() <= COMPANY:
-                self._company.way_found()  # the leader plans with ways that are proven
+                self._reporting.hurry()  # the leader plans with ways that are proven
         except (PeerFault, TimeoutError):
             self._pipeline.timing.unanswered(peer, self._kit.clock.now())
             self._kit.vitals.doubt(peer, self._kit.clock.now())
@@ -133,9 +108,9 @@ class Ways:
         """Peers of large stages to which a way can be found later: the leader does not wait for
         it, and the peer is none of those of another stage that this one faces. ``company``: met
         peers with their stages."""
-        me = self._company.me
-        own = self._company.stage
-        leader = self._company.leader_id()
+        me = self._kit.me
+        own = self._kit.stage
+        leader = self._candidacy.leader_id()
         if leader == me:
             return set()
         stages: dict[int, list[PeerId]] = {}
@@ -151,7 +126,7 @@ class Ways:
         if leader is None:
             return spare
         try:
-            needed = self._company.needed_ways(leader)
+            needed = self._reporting.contact.needed_ways(leader)
         except LookupError:
             # Until a leader has answered, nobody knows which ways it waits for.
             return spare - {leader}

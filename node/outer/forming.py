@@ -99,7 +99,7 @@ class GroupFinder(rpc.CellsServicer):
             self._barred,
             self.board.times,
         )
-        search = self._search = Search(about, forming, start_wall, starts)
+        search = self._search = Search(self.me, about, forming, start_wall, starts)
         try:
             # If the clock was set back, the window is far off, and other windows come before it.
             while (
@@ -192,7 +192,7 @@ class GroupFinder(rpc.CellsServicer):
         members: Collection[CellId],
         shown: Mapping[CellId, Acceptance],
     ) -> Group:
-        posted = {**search.anchors, self.me: search.about.anchor}
+        posted = {**search.posted.anchors, self.me: search.about.anchor}
         partners = {c: Partner(c, shown[c].leader, shown[c].hosts) for c in sorted(members)}
         anchors = {c: posted.get(p.leader, "") for c, p in partners.items()}
         self.board.say(
@@ -214,13 +214,13 @@ class GroupFinder(rpc.CellsServicer):
     async def _read(self, search: "Search", key: str) -> None:
         async with search.reading:
             await self._look(search, key)
-        seen = frozenset(search.leaders.get(key, ()))
+        seen = frozenset(search.posted.under(key))
         self._happens(search, machine.CellsRead(key, seen))
 
     async def _offer(self, search: "Search", cell: CellId, key: str) -> None:
         """Send an offer. An answer may come as late as the offer binds: a cell that accepted in
         vain is then released."""
-        peer = search.leaders[key][cell]
+        peer = search.posted.under(key)[cell]
         note = notes.offer_note(search.window, key, search.cell)
         accepts = False
         try:
@@ -279,30 +279,23 @@ class GroupFinder(rpc.CellsServicer):
     async def _look(self, search: "Search", key: str) -> None:
         """Add the leaders that the directory shows under ``key``."""
         about = search.about
-        leaders = search.leaders.setdefault(key, {})
         try:
             found = await self.board.read(search.window, key, about.change, search.starts[key])
         # Also when the caller that made us look has hung up: it must not make us look again at once
         finally:
-            search.looked[key] = self.board.clock.wall()
+            search.posted.looked(key, self.board.clock.wall())
         for peer, said in found:
             if not about.anchor or said.anchor:
-                self._leads(search, leaders, said.cell, peer)
+                self._leads(search, key, peer, said)
                 if peer != self.me:
                     self._learn(peer, said.maddrs)
-                search.anchors[peer] = said.anchor
 
-    def _leads(
-        self, search: "Search", leaders: dict[CellId, PeerId], cell: CellId, peer: PeerId
-    ) -> None:
-        """``peer`` says that it leads ``cell``. If two peers say so, the first in order is asked,
-        because the claim itself proves nothing. This peer leads its own cell."""
-        own = cell == search.cell
-        other = self.me if own else leaders.setdefault(cell, peer)
-        if other == peer:
+    def _leads(self, search: "Search", key: str, peer: PeerId, said: CellFacts) -> None:
+        """``peer`` has posted for its cell under ``key``."""
+        cell = said.cell
+        other = search.posted.claim(key, cell, peer, said.anchor)
+        if other is None:
             return
-        if not own:
-            leaders[cell] = min(other, peer)
         self.board.say(
             "cell-led-twice",
             f"{short(other)} and {short(peer)} both say that they lead cell {cell}",
@@ -315,11 +308,12 @@ class GroupFinder(rpc.CellsServicer):
         """Read the directory again for cells that were not seen; not sooner than ``times.answers``
         seconds after the last look, so that nobody makes this peer ask the directory often."""
         wanted = set(cells)
-        if wanted <= search.leaders.get(key, {}).keys():
+        posted = search.posted
+        if wanted <= posted.under(key).keys():
             return
         async with search.reading:
-            ago = self.board.clock.wall() - search.looked.get(key, -self.board.times.answers)
-            if not wanted <= search.leaders.get(key, {}).keys() and ago >= self.board.times.answers:
+            ago = self.board.clock.wall() - posted.looks.get(key, -self.board.times.answers)
+            if not wanted <= posted.under(key).keys() and ago >= self.board.times.answers:
                 await self._look(search, key)
 
     # ----------------------------------------------------------- what others say
@@ -353,7 +347,7 @@ class GroupFinder(rpc.CellsServicer):
         if search.forming.done is not None or key != search.forming.key:
             return _no("busy")
         await self._knows(search, key, (caller,))
-        if search.leaders.get(key, {}).get(caller) != peer:
+        if search.posted.under(key).get(caller) != peer:
             return _no("no posting under this key shows that the caller leads that cell")
         if not self._happens(search, machine.Offered(caller, key)):
             return _no("busy")
@@ -377,7 +371,7 @@ class GroupFinder(rpc.CellsServicer):
         for shown in told.values():
             self._signing.check(shown, search.window, key, caller)
         await self._knows(search, key, told.keys() - {search.cell})
-        leaders = {**search.leaders[key], search.cell: self.me, caller: peer}
+        leaders = {**search.posted.under(key), search.cell: self.me, caller: peer}
         for cell, shown in told.items():
             if leaders.get(cell) != shown.leader:
                 return _no(f"no posting under this key shows that leader of cell {cell}")
@@ -388,12 +382,50 @@ class GroupFinder(rpc.CellsServicer):
         return pb.CellsReply(accepts=True)
 
 
+class CellLeaders:
+    """Leaders of cells, as they posted themselves; ``me`` leads ``cell``."""
+
+    def __init__(self, me: PeerId, cell: CellId) -> None:
+        self._me = me
+        self._cell = cell
+        self._leaders: dict[str, dict[CellId, PeerId]] = {}
+        """``[key][cell]``: the peer that posted for the cell, for cells that this one may average
+        with."""
+        self.anchors: dict[PeerId, str] = {}
+        """The anchor that each leader's cell has posted."""
+        self.looks: dict[str, float] = {}
+        """Wall-clock time of the last look under each key."""
+
+    def looked(self, key: str, wall: float) -> None:
+        """The directory was read under ``key``, or could not be."""
+        self.looks[key] = wall
+
+    def under(self, key: str) -> Mapping[CellId, PeerId]:
+        """The leaders of other cells that posted under ``key``."""
+        return self._leaders.get(key, {})
+
+    def claim(self, key: str, cell: CellId, peer: PeerId, anchor: str) -> PeerId | None:
+        """``peer`` says that it leads ``cell``, which has this anchor. If two peers say so, the
+        first in order is asked, because the claim itself proves nothing. This peer leads its own
+        cell. Returns the other peer that says so, None if there is none."""
+        self.anchors[peer] = anchor
+        leaders = self._leaders.setdefault(key, {})
+        own = cell == self._cell
+        other = self._me if own else leaders.setdefault(cell, peer)
+        if other == peer:
+            return None
+        if not own:
+            leaders[cell] = min(other, peer)
+        return other
+
+
 class Search:
     """The search for one window's group: the machine and the state that feeds it. ``starts``: the
     wall-clock time at which the attempt under each key begins."""
 
     def __init__(
         self,
+        me: PeerId,
         about: CellFacts,
         forming: machine.GroupForming,
         start_wall: float,
@@ -407,12 +439,7 @@ class Search:
         self.window = forming.window
         self.changed = asyncio.Event()
         self.reading = asyncio.Lock()
-        self.looked: dict[str, float] = {}
-        self.anchors: dict[PeerId, str] = {}
-        """The anchor that each leader's cell has posted."""
-        self.leaders: dict[str, dict[CellId, PeerId]] = {}
-        """``leaders[key][cell]``: the peer that posted for the cell, for cells that this one may
-        average with."""
+        self.posted = CellLeaders(me, about.cell)
         self.callers: dict[CellId, dict[str, PeerId]] = {}
         """``callers[cell][key]``: the author of the accepted offer for the cell under the key."""
         self.answers: dict[CellId, Acceptance] = {}

@@ -70,26 +70,61 @@ model: half-way between the two is neither. Parameters drawn anew are 1.4 away."
 
 
 @dataclass
-class _Meeting:
-    """The state of one window. ``local``: parameters at its beginning; ``merge``: the merge of
-    contributions; ``given``: the contribution that partners may fetch, None without an anchor;
-    ``own``: the same, decoded; ``came``: decoded contributions by cell; ``mean``: the result, with
-    its digest; ``news``: for the operator (0 cells where a replica made the mean); ``told``:
-    nothing of this cell is in the result; ``server``: the cell that computes the mean, None: this
-    one."""
+class Contributions:
+    """Contributions to one window. ``cell``: this cell; ``given``: its contribution, as partners
+    may fetch it, None without an anchor; ``own``: the same, decoded; ``came``: decoded
+    contributions of the partners, by cell."""
 
-    number: int
     cell: str
-    base: Version
-    local: Mapping[str, Tensor]
-    merge: Merge
-    told: bool = False
-    server: Partner | None = None
     given: dict[str, Tensor] | None = None
     own: Mapping[str, Tensor] | None = None
     came: dict[str, Mapping[str, Tensor]] = field(default_factory=dict)
-    mean: dict[str, Tensor] | None = None
-    digest: str = ""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the tensors that a partner contributes."""
+        return {name: tuple(t.shape) for name, t in (self.given or {}).items()}
+
+    def enough(self, merge: Merge, partners: int, late: bool) -> bool:
+        """Return True if the mean of the contributions that have arrived is to be computed. Where
+        anchors must stay equal, a cell that lacks a contribution computes none, unless a quorum is
+        enough: then its anchor differs from the anchor of cells that had more, and in the next
+        window the rarer anchor gives way."""
+        if self.own is None:
+            return False
+        if len(self.came) == partners:
+            return True
+        if merge.shared:
+            return late and 0 < merge.settings.quorum <= 1 + len(self.came)
+        return late and bool(self.came)
+
+    def mean(self, merge: Merge) -> dict[str, Tensor]:
+        """The mean of the contributions that have arrived."""
+        return merge.makes(self.cell, self.own or {}, self.came)
+
+
+@dataclass(frozen=True)
+class WindowMean:
+    """The result of a window, with its digest."""
+
+    tensors: dict[str, Tensor]
+    digest: str
+
+
+@dataclass
+class _Meeting:
+    """The state of one window. ``local``: parameters at its beginning; ``merge``: the merge of
+    ``contributions``; ``mean``: the result; ``news``: for the operator (0 cells where a replica
+    made the mean); ``told``: nothing of this cell is in the result; ``server``: the cell that
+    computes the mean, None: this one."""
+
+    number: int
+    base: Version
+    local: Mapping[str, Tensor]
+    merge: Merge
+    contributions: Contributions
+    told: bool = False
+    server: Partner | None = None
+    mean: WindowMean | None = None
     applied: bool = False
     news: WindowNews = field(default_factory=WindowNews)
     task: asyncio.Task[None] | None = None
@@ -144,7 +179,7 @@ class WindowRound:
         m = self._meeting
         if m is None or m.mean is None:
             return 0, ""
-        return m.number, m.digest
+        return m.number, m.mean.digest
 
     def describe(
         self, kind: StateKind, window: int | None
@@ -153,7 +188,9 @@ class WindowRound:
         m = self._meeting
         if m is None or window != m.number:
             return None
-        found = m.given if kind is StateKind.SNAPSHOT else m.mean
+        found = m.contributions.given
+        if kind is not StateKind.SNAPSHOT:
+            found = None if m.mean is None else m.mean.tensors
         if found is None:
             return None
         return Version(m.number), found
@@ -188,10 +225,10 @@ class WindowRound:
         carried = self._rounds.carried(window.number, settings.fragments)
         m = self._meeting = _Meeting(
             window.number,
-            plan.cell_id,
             plan.base,
             anchor.stage.parameters(),
             merge_of(settings, anchor, carried, 1 + len(window.partners)),
+            Contributions(plan.cell_id),
             window.copies,
             self._server(settings, plan),
         )
@@ -215,7 +252,7 @@ class WindowRound:
         if mean is None or not m.applied:
             return lambda: local
         mixing = m.merge.settings.mixing
-        return lambda: moved(local, local, mean, mixing)
+        return lambda: moved(local, local, mean.tensors, mixing)
 
     def _server(self, s: OuterSettings, plan: Plan) -> Partner | None:
         """The partner that makes the mean for this stage; None if this cell does."""
@@ -237,6 +274,7 @@ class WindowRound:
         ``began_at``: the result of :meth:`_began`."""
         stage = self._rounds.stage
         within_s = plan.window.within_s
+        gathered = m.contributions
         loop = asyncio.get_running_loop()
         began = loop.time()
         mates = [p.peer for p in plan.stage(stage) if p.current]
@@ -254,10 +292,10 @@ class WindowRound:
             # contributed here.
             self._anchor.begin_with(m.local)
         if not m.told:
-            m.given = await self._engines.aside(m.merge.gives, m.local)
-            if m.given is None:
+            gathered.given = await self._engines.aside(m.merge.gives, m.local)
+            if gathered.given is None:
                 return
-            m.own = await self._engines.aside(m.merge.opens, m.given)
+            gathered.own = await self._engines.aside(m.merge.opens, gathered.given)
         partners = plan.window.partners
         if not partners and not m.merge.shared:
             return
@@ -274,33 +312,33 @@ class WindowRound:
                 await self._pull(m, partners, stage)
             late = loop.time() - began >= SOME_SHARE * within_s
             makes = m.mean is None and m.server is None
-            if makes and m.own is not None and _enough(m, len(partners), late):
+            if makes and gathered.enough(m.merge, len(partners), late):
                 if m.merge.near:
                     await self._engines.aside(self._clip, m)
-                mean = await self._engines.aside(m.merge.makes, m.cell, m.own, m.came)
-                m.news.cells = 1 + len(m.came)
+                mean = await self._engines.aside(gathered.mean, m.merge)
+                m.news.cells = 1 + len(gathered.came)
                 if isinstance(m.merge, Pushes):
                     self._served(m, m.merge)
-                m.digest = await self._engines.aside(digest, mean)
-                m.mean = mean
+                m.mean = WindowMean(mean, await self._engines.aside(digest, mean))
             if m.mean is None:
                 await asyncio.sleep(min(AGAIN_S, AGAIN_SHARE * within_s))
         m.news.seconds = loop.time() - began
-        m.came.clear()
+        gathered.came.clear()
 
     async def _pull(self, m: _Meeting, partners: Sequence[Partner], stage: int) -> None:
         """Fetch the contributions of partners that are still missing, from any of their
         replicas."""
-        shapes = {name: tuple(t.shape) for name, t in (m.given or {}).items()}
+        came = m.contributions.came
+        shapes = m.contributions.shapes()
         for partner in partners:
             hosts = partner.hosts.get(stage, ())
-            if partner.cell in m.came or not hosts:
+            if partner.cell in came or not hosts:
                 continue
             found = await self._fetch(m, [h.peer for h in hosts], StateKind.SNAPSHOT, stage, shapes)
             if found is None:
                 continue
             try:
-                m.came[partner.cell] = await self._engines.aside(m.merge.opens, found.tensors)
+                came[partner.cell] = await self._engines.aside(m.merge.opens, found.tensors)
             except WireError as e:
                 for peer in found.sources:
                     self._engines.transport.fault(peer, str(e))
@@ -310,8 +348,9 @@ class WindowRound:
         moved to the usual distance, and one TOO_FAR away is left out; so noise, or values scaled
         up, do little harm. While neither the usual distance nor the one of the own training is
         known, nothing is taken."""
-        own = m.own or {}
-        far = {cell: distance(given, own) for cell, given in sorted(m.came.items())}
+        own = m.contributions.own or {}
+        came = m.contributions.came
+        far = {cell: distance(given, own) for cell, given in sorted(came.items())}
         m.news.apart = 0.0
         if far:
             m.news.apart = median(far.values())
@@ -323,9 +362,9 @@ class WindowRound:
         most = FAR * usual
         for cell, apart in far.items():
             if apart > most:
-                given = m.came.pop(cell)
+                given = came.pop(cell)
                 if usual and apart < TOO_FAR:
-                    m.came[cell] = nearer(given, own, usual / apart)
+                    came[cell] = nearer(given, own, usual / apart)
                 self._clipped(cell, m.number, apart, usual)
             if went:
                 # However long partners are far away, they do not make that usual.
@@ -363,9 +402,9 @@ class WindowRound:
         """Fetch the window's mean from peers that may have it."""
         got = await self._fetch(m, peers, StateKind.MEAN, stage, m.merge.made())
         if got is not None and finite(found := got.tensors):
-            m.digest = await self._engines.aside(digest, found)
-            m.told = m.told or m.merge.lacks(m.cell, found)
-            m.mean = dict(found)
+            found_digest = await self._engines.aside(digest, found)
+            m.told = m.told or m.merge.lacks(m.contributions.cell, found)
+            m.mean = WindowMean(dict(found), found_digest)
 
     async def _fetch(
         self,
@@ -404,7 +443,7 @@ class WindowRound:
             elif (
                 m is not None
                 and m.mean is not None
-                and (m.number, m.digest) == (plan.outer, wanted)
+                and (m.number, m.mean.digest) == (plan.outer, wanted)
             ):
                 fresh = await self._engines.aside(self._moved, m)
                 m.applied = True
@@ -421,7 +460,10 @@ class WindowRound:
         rest = {name: t.to("cpu", torch.float32) for name, t in here.items()}
         began = m.merge.since(m.local, m.told)
         mixing = m.merge.settings.mixing
-        return rest | moved(here, began, m.mean or {}, mixing)
+        mean: Mapping[str, Tensor] = {}
+        if m.mean is not None:
+            mean = m.mean.tensors
+        return rest | moved(here, began, mean, mixing)
 
     async def takes(self) -> None:
         """The parameters of the attempt are put in place; if the cell keeps an anchor, the mean
@@ -435,7 +477,7 @@ class WindowRound:
                     owes = m.merge.owes
                 # An anchor that is still being fetched is from before this round
                 self._anchor.stop()
-                await self._engines.aside(self._anchor.takes, m.mean, owes)
+                await self._engines.aside(self._anchor.takes, m.mean.tensors, owes)
 
     async def copied(
         self, plan: Plan, donors: Sequence[PeerId], version: Version, nbytes: int
@@ -446,15 +488,3 @@ class WindowRound:
         if stage in plan.window.means:
             cells = 1 + len(plan.window.partners)
             self.news = WindowNews(plan.outer, cells, len(plan.stage(stage)), nbytes)
-
-
-def _enough(m: _Meeting, partners: int, late: bool) -> bool:
-    """Return True if the mean of the contributions that have arrived is to be computed. Where
-    anchors must stay equal, a cell that lacks a contribution computes none, unless a quorum is
-    enough: then its anchor differs from the anchor of cells that had more, and in the next window
-    the rarer anchor gives way."""
-    if len(m.came) == partners:
-        return True
-    if m.merge.shared:
-        return late and 0 < m.merge.settings.quorum <= 1 + len(m.came)
-    return late and bool(m.came)

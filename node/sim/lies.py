@@ -53,13 +53,13 @@ BEYOND = 1.0
 
 def puts_on(peer: SimPeer) -> None:
     """From now on its heartbeats lie while the peer does."""
-    reporting = peer.training.reporting
-    true = reporting.heartbeat
+    report = peer.training.reporting.own
+    true = report.heartbeat
 
     def said(leader: PeerId | None = None) -> ev.Heartbeat:
         return heard(peer, true(leader)) if peer.lie else true(leader)
 
-    setattr(reporting, "heartbeat", said)  # noqa: B010 - a liar has other code
+    setattr(report, "heartbeat", said)  # noqa: B010 - a liar has other code
 
 
 def heard(peer: SimPeer, h: ev.Heartbeat) -> ev.Heartbeat:

@@ -221,10 +221,10 @@ class SimPeer(Peer[Services]):
         )
         a = self._assemble(stage, presence)
         self.tasks.spawn(self.watch_stage(presence), "placing", eternal=True)
-        a.training.following.on_plan = self._planned
-        a.training.on_move = self.asked
-        a.training.on_change = partial(setattr, self.disk, "change")
-        a.training.on_cell = partial(self._enters, presence)
+        a.training.kit.callbacks.on_plan = self._planned
+        a.training.kit.callbacks.on_move = self.asked
+        a.training.kit.callbacks.on_change = partial(setattr, self.disk, "change")
+        a.training.kit.callbacks.on_cell = partial(self._enters, presence)
         self.disk.cell = a.training.cell
         if self.disk.change:
             a.work.anchor.follow(a.training.change(self.disk.change).outer)

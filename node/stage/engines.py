@@ -32,6 +32,34 @@ PATIENCE = FetchTimeouts(describe_s=20.0, stall_s=5.0, request_s=120.0, tries=2)
 for a whole stage."""
 
 
+class StepMeter:
+    """Seconds of 10^12 operations in the optimizer's steps here."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._steps = RunningAverage()
+        self._stepping = (-1, 0.0, 0.0)
+        """The epoch under way, with the operations and seconds of its optimizer steps so far."""
+        self.product_s = 0.0
+        """Seconds of 10^12 operations in a plain product, as measured at the start."""
+
+    @property
+    def tera_s(self) -> float:
+        """Seconds of 10^12 operations: in the steps of the optimizer here, before the first one in
+        a plain product; 0 for unknown."""
+        return self._steps.steady(STEADY) or self.product_s
+
+    def stepped(self, epoch: int, operations: float, seconds: float) -> None:
+        """Some of an epoch's optimizer steps took ``seconds``. Only the whole epoch counts: a few
+        vectors take next to no operations and long for each of them."""
+        at, done, took = self._stepping
+        if epoch != at:
+            if done > 0:
+                self._steps.add(took / done * TERA, self._clock.now())
+            done = took = 0.0
+        self._stepping = (epoch, done + operations, took + seconds)
+
+
 class PipelineMeter:
     """The pipeline's telemetry port. ``accuse(peer)`` is told of peers that did not answer."""
 
@@ -47,11 +75,7 @@ class PipelineMeter:
         self.last_work = self._clock.now()
         self._rate = SecondsPerUnit()
         self._tokens = SecondsPerUnit()
-        self._steps = RunningAverage()
-        self._stepping = (-1, 0.0, 0.0)
-        """The epoch under way, with the operations and seconds of its optimizer steps so far."""
-        self.product_s = 0.0
-        """Seconds of 10^12 operations in a plain product, as measured at the start."""
+        self.steps = StepMeter(self._clock)
 
     @property
     def speed(self) -> float:
@@ -70,22 +94,6 @@ class PipelineMeter:
         if micro_batches > 0 and compute_s > 0:
             self._rate.observe(micro_batches, compute_s)
             self._tokens.observe(tokens, compute_s)
-
-    @property
-    def tera_s(self) -> float:
-        """Seconds of 10^12 operations: in the steps of the optimizer here, before the first one in
-        a plain product; 0 for unknown."""
-        return self._steps.steady(STEADY) or self.product_s
-
-    def stepped(self, epoch: int, operations: float, seconds: float) -> None:
-        """Some of an epoch's optimizer steps took ``seconds``. Only the whole epoch counts: a few
-        vectors take next to no operations and long for each of them."""
-        at, done, took = self._stepping
-        if epoch != at:
-            if done > 0:
-                self._steps.add(took / done * TERA, self._clock.now())
-            done = took = 0.0
-        self._stepping = (epoch, done + operations, took + seconds)
 
     def worked(self) -> None:
         """Note the time: useful work was done just now."""

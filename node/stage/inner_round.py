@@ -5,6 +5,7 @@ attempt. Leaves: the cell's next parameters, the result of the round. Never: ano
 :mod:`node.outer.window`), a byte on the wire (:mod:`node.averaging`'s)."""
 
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from torch import Tensor
@@ -25,10 +26,33 @@ from node.stage.state_export import StateExport
 from node.wire.tensors import to_host
 
 
+@dataclass
+class RoundFigures:
+    """Figures of the attempts at one peer, for its operator. ``done`` and ``failed`` count
+    attempts; ``seconds``, ``nbytes`` (tensor bytes sent and received), ``members``,
+    ``contributors`` and ``deadline_s`` describe the last attempt."""
+
+    done: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    deadline_s: float = 0.0
+    nbytes: int = 0
+    members: int = 0
+    contributors: int = 0
+
+    def count(self, outcome: RoundOutcome, deadline_s: float, members: int) -> None:
+        """An attempt among ``members`` with this deadline has ended."""
+        self.done += not outcome.missing
+        self.failed += bool(outcome.missing)
+        self.seconds = outcome.seconds
+        self.nbytes = outcome.nbytes
+        self.deadline_s = deadline_s
+        self.members = members
+        self.contributors = len(outcome.contributors)
+
+
 class Rounds:
-    """Rounds of one stage at one peer, inner and outer. ``done`` and ``failed`` count attempts;
-    ``seconds``, ``nbytes`` (tensor bytes sent and received), ``members``, ``contributors`` and
-    ``deadline_s`` describe the last attempt."""
+    """Rounds of one stage at one peer, inner and outer."""
 
     def __init__(
         self,
@@ -46,9 +70,7 @@ class Rounds:
         self.stage = stage.stage
         self._engines = engines
         self._me = me
-        self.done = self.failed = 0
-        self.seconds = self.deadline_s = 0.0
-        self.nbytes = self.members = self.contributors = 0
+        self.figures = RoundFigures()
 
     def owners(self, plan: Plan, r: ev.RoundArrived) -> dict[str, PeerId]:
         """The owner that averages and steps each part of this stage in this attempt: the plan's, or
@@ -77,13 +99,7 @@ class Rounds:
         members: int,
     ) -> ev.RoundEnded:
         """Record the outcome of an attempt, and return the report for the leader."""
-        self.done += not outcome.missing
-        self.failed += bool(outcome.missing)
-        self.seconds = outcome.seconds
-        self.nbytes = outcome.nbytes
-        self.deadline_s = r.deadline_s
-        self.members = members
-        self.contributors = len(outcome.contributors)
+        self.figures.count(outcome, r.deadline_s, members)
         self._engines.metrics.time_spent("round", outcome.seconds)
         for peer, why in {**outcome.failed, **outcome.refused, **outcome.quarantined}.items():
             self._engines.journal.emit(
@@ -218,7 +234,7 @@ class InnerRound:
         stepped = {name: to_host(t) for name, t in fresh.items()}
         took = meter.timer() - began
         operations = sum(self._rounds.operations[name] for name in mean)
-        meter.stepped(epoch, operations, took)
+        meter.steps.stepped(epoch, operations, took)
         return stepped
 
     def _may_go_idle(self) -> bool:

@@ -130,7 +130,7 @@ class StageRuntime:
             ),
             up=up,
             down=down,
-            tera_s=self.engines.meter.tera_s,
+            tera_s=self.engines.meter.steps.tera_s,
         )
 
     def describe(
@@ -528,7 +528,7 @@ class StageRuntime:
         or for the longest time that a step would have waited for it.
         """
         return await self.state_export.handed_over(
-            max(timeout_s, WAIT_SHARE * self.rounds.deadline_s)
+            max(timeout_s, WAIT_SHARE * self.rounds.figures.deadline_s)
         )
 
     async def close(self) -> None:

@@ -98,7 +98,7 @@ async def test_a_pause_without_end_survives_and_a_resume_removes_it(make, clocks
     clocks.passes(1e6)
     keeper = make()
     assert keeper.reason == "by its operator, until  tutti resume"
-    assert (keeper.ends_at, keeper.pauses) == (0.0, 1)
+    assert (keeper.ends_at, keeper.count.pauses) == (0.0, 1)
     clocks.passes(10)
     assert keeper.seconds_paused() == 10
     keeper.resume()

@@ -1,9 +1,13 @@
 """The counters of `benchmarks.codebase` on a made-up tree: each sees the case it was made for."""
 
 import textwrap
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.codebase import reading
+import pytest
+
+from benchmarks.codebase import large, reading
 from benchmarks.codebase import tree as source
 from benchmarks.codebase.__main__ import UNWIRED
 from benchmarks.codebase.reached import unreached
@@ -131,8 +135,44 @@ def test_large_functions_and_classes_are_named(tmp_path: Path) -> None:
     )
     there = written(tmp_path, text)
     assert len(reading.conditional_expressions(there)) == 1
-    assert [one.split()[1] for one in reading.long_signatures(there)] == ["large"]
-    assert [one.split()[1] for one in reading.large_classes(there)] == ["Large"]
+    assert [str(one) for one in reading.long_signatures(there)] == ["node/a.py:2 large (9)"]
+    assert [str(one) for one in reading.large_classes(there)] == ["node/a.py:16 Large (13)"]
+
+
+def test_a_method_is_named_with_its_class(tmp_path: Path) -> None:
+    names = ", ".join(f"a{i}" for i in range(reading.PARAMETERS + 1))
+    text = f"class A:\n    class B:\n        def make(self, {names}): pass\n"
+    (one,) = reading.long_signatures(written(tmp_path, text))
+    assert (one.path, one.name, one.count) == ("node/a.py", "A.B.make", reading.PARAMETERS + 1)
+
+
+def test_a_large_class_needs_a_reason_and_a_reason_a_large_class() -> None:
+    here = reading.Large("node/app/a.py", 3, "A", 13)
+    core = reading.Large("node/outer/b.py", 5, "B", 14)
+    reason = large.Excuse("node/app/a.py", "A", "one field each")
+    assert large.judge([here], [reason]).wrong == ()
+    assert large.judge([here], []).unexcused == ("node/app/a.py:3 A (13)",)
+    for excuse in (replace(reason, reason=""), replace(reason, name="C")):
+        assert large.judge([here], [excuse]).unexcused == ("node/app/a.py:3 A (13)",)
+    assert large.judge([here], [reason, reason]).unexcused == ("node/app/a.py:3 A (13)",)
+    assert large.judge([], [reason]).stale == ("node/app/a.py A: no reason is needed",)
+    excused = large.judge([core], [large.Excuse("node/outer/b.py", "B", "one field each")])
+    assert excused.forbidden == ("node/outer/b.py:5 B (14)",)
+    assert excused.stale == ("node/outer/b.py B: no reason is needed",)
+
+
+@pytest.mark.parametrize(
+    ("count", "excuses"),
+    [(reading.large_classes, large.CLASSES), (reading.long_signatures, large.FUNCTIONS)],
+    ids=["classes", "signatures"],
+)
+def test_every_large_thing_has_a_reason_and_every_reason_is_needed(
+    count: Callable[[list[source.Source]], list[reading.Large]],
+    excuses: tuple[large.Excuse, ...],
+) -> None:
+    code = source.read(ROOT).under("node", "cli.py")
+    judged = large.judge(count([one for one in code if "_pb2" not in one.path]), excuses)
+    assert (judged.unexcused, judged.stale) == ((), ())
 
 
 def test_shared_names_long_lines_and_packages_are_counted(tmp_path: Path) -> None:

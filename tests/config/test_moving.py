@@ -132,7 +132,9 @@ class FakeDaemon(Node):
         self.log = list[str]()
         self.calm = asyncio.Event()
         self.assembled = hosting(stage)
-        self.assembled.training = SimpleNamespace(leave=self.leave, standing=ChangeStatus(Rules()))
+        self.assembled.training = SimpleNamespace(
+            leave=self.leave, admission=SimpleNamespace(changes=ChangeStatus(Rules()))
+        )
         self.assembled.work = SimpleNamespace(local_checkpoints=SimpleNamespace(saved=self.saved))
 
     async def leave(self, reason: str) -> None:
@@ -160,7 +162,7 @@ def test_a_change_exceeding_memory_is_reported(d: FakeDaemon) -> None:
     d.assembled.main_memory = 1 << 16
     check_room(d.config, MANIFEST, d.assembled, journal)
     assert not list(journal.recent()), "by the manifest's own settings nothing is kept"
-    d.assembled.training.standing.learns(Rules(1, DILOCO.outer, 3, "signed"))
+    d.assembled.training.admission.changes.learns(Rules(1, DILOCO.outer, 3, "signed"))
     check_room(d.config, MANIFEST, d.assembled, journal)
     (said,) = journal.recent()
     assert (said.kind, said.fields["revision"]) == ("change-out-of-memory", 3)

@@ -36,15 +36,14 @@ class Daemon:
         self.links = dict[PeerId, PeerLink]()
         self.presence = SimpleNamespace(
             view=View({p: entry(p, s) for p, s in ((A, 1), (B, 2))}),
-            lost={},
-            vitals=self.vitals,
+            sightings=SimpleNamespace(lost={}, vitals=self.vitals),
         )
         leader = None if silent is None else object()
         self.made_up = set[PeerId]()
         training = SimpleNamespace(
             leader=leader,
             standing_of=self.standing_of,
-            has_met=lambda peer: peer not in self.made_up,
+            peers=SimpleNamespace(has_met=lambda peer: peer not in self.made_up),
         )
         self.silent = silent or {}
         self.assembled = SimpleNamespace(
@@ -107,7 +106,7 @@ def test_a_connection_that_was_made_since_is_a_sign_of_life():
 )
 def test_a_record_that_was_taken_down_is_of_a_peer_that_left(state: str, left_s: float, says: str):
     daemon = Daemon()
-    daemon.presence.lost = {C: (entry(C, 2, state, left_s), NOW)}
+    daemon.presence.sightings.lost = {C: (entry(C, 2, state, left_s), NOW)}
     assert shown(daemon)[C].state == says
 
 

@@ -30,9 +30,8 @@ class FakePresence:
 
     def __init__(self, daemon: "FakeDaemon", others: dict[str, Placed]) -> None:
         self._d = daemon
-        self.hasty = False
         self.company = asyncio.Event()
-        self.times = 1.0
+        self.pace = SimpleNamespace(hasty=False, times=1.0)
         self.me = PeerId("me")
         self.others = {PeerId(p): placed for p, placed in others.items()}
         self.view = self
@@ -122,7 +121,7 @@ async def test_a_peer_that_was_named_a_stage_shows_it_before_it_is_built(tmp_pat
         presence = FakePresence(d, {})
         assert await take(d, presence, ends) == stage
         assert presence.posted == [(stage, True)]
-        assert not presence.hasty
+        assert not presence.pace.hasty
         assert d.open_to == ("auto" if environ else "")
     d = FakeDaemon(tmp_path, stage="3")
     with pytest.raises(UsageFault, match="not in this swarm"):
@@ -136,11 +135,11 @@ async def test_a_joiner_publishes_choosing_before_its_claim(tmp_path: Path) -> N
     assert await take(d, presence) == 2
     assert d.clock.now() - began <= STABLE_S + 0.5
     assert presence.posted == [(None, False), (2, False)]
-    assert presence.hasty
+    assert presence.pace.hasty
     d.hosts()
     await watch(d, presence, SETTLE_S + 1)
     assert presence.posted[2:] == [(2, True)]
-    assert not presence.hasty
+    assert not presence.pace.hasty
     assert d.asks == []
 
 

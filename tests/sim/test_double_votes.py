@@ -56,21 +56,23 @@ def votes_twice(peer: SimPeer) -> None:
 def _vote(training: Any, plan: Any, attempt: int, digest: str) -> bytes:
     voters = names(plan.electorate.voters)
     at = training.member.at
-    vote = Vote(plan.cell_id, plan.term, attempt, at, voters, training.stage, digest)
-    domain = signing_domain("vote", training.facts.run_id)
-    return SimSigner(training.me).sign(vote.said(), domain)
+    vote = Vote(plan.cell_id, plan.term, attempt, at, voters, training.kit.stage, digest)
+    domain = signing_domain("vote", training.kit.facts.run_id)
+    return SimSigner(training.kit.me).sign(vote.said(), domain)
 
 
 def test_a_peer_that_votes_twice_is_barred_and_votes_no_more() -> None:
     swarm = SimSwarm(replace(SETUP), 3, MachineFactory(services=votes_twice))
     swarm.world.run(60.0, None)
     others = [p for p in swarm.live() if p.name != LIAR]
-    assert all(LIAR in p.training.trust.doubles for p in others), "the leader tells the rest"
+    assert all(LIAR in p.training.admission.trust.doubles for p in others), (
+        "the leader tells the rest"
+    )
     plan = others[0].member.plan
     assert plan.epoch > 20
     assert LIAR not in plan.electorate.voters
     assert set(plan.electorate.voters) == {p.name for p in others}
-    assert not any(p.name in q.training.trust.doubles for p in others for q in others)
+    assert not any(p.name in q.training.admission.trust.doubles for p in others for q in others)
 
 
 def _proof(of: PeerId, forged: bool = False) -> DoubleVote:
@@ -85,9 +87,9 @@ def test_what_one_member_can_prove_all_learn() -> None:
     swarm = SimSwarm(SETUP, 3)
     swarm.world.run(20.0, None)
     first, *others = [p for p in swarm.live() if p.name != LIAR and p.training.leader is None]
-    assert first.training.trust.doubles.shown(_proof(LIAR))
+    assert first.training.admission.trust.doubles.shown(_proof(LIAR))
     swarm.world.run(40.0, None)
-    assert all(LIAR in p.training.trust.doubles for p in others)
+    assert all(LIAR in p.training.admission.trust.doubles for p in others)
 
 
 def test_a_forged_proof_is_the_fault_of_who_shows_it() -> None:
@@ -96,10 +98,10 @@ def test_a_forged_proof_is_the_fault_of_who_shows_it() -> None:
     leader = next(p for p in swarm.live() if p.training.leader is not None)
     other = next(p for p in swarm.live() if p is not leader and p.name != LIAR)
     word = notes.ready_note(
-        other.training.reporting.heartbeat(), doubles=(_proof(LIAR, forged=True),)
+        other.training.reporting.own.heartbeat(), doubles=(_proof(LIAR, forged=True),)
     )
     read = pb.Note.FromString(word.SerializeToString())
     hear = leader.training._hear(other.name, read)
     with pytest.raises(WireError, match="prove"):
         hear.send(None)
-    assert LIAR not in leader.training.trust.doubles
+    assert LIAR not in leader.training.admission.trust.doubles

@@ -53,7 +53,9 @@ def test_a_peer_is_lost_for_all_before_its_record_expires(how: str) -> None:
 
     def told() -> bool:
         members = [p for p in swarm.others(gone) if p is not chief]
-        return all(p.training.reporting.reply[:2] == (chief.name, str(wait)) for p in members)
+        return all(
+            p.training.reporting.contact.reply[:2] == (chief.name, str(wait)) for p in members
+        )
 
     assert swarm.until(told, 20.0)
     assert chief.training.waiting() == wait
@@ -61,7 +63,8 @@ def test_a_peer_is_lost_for_all_before_its_record_expires(how: str) -> None:
         gone.loop.thaw()
         assert swarm.until(lambda: swarm.lives(gone), 20.0)
         assert swarm.until(
-            lambda: not any(p.training.reporting.reply.waits_for for p in swarm.live()), 20.0
+            lambda: not any(p.training.reporting.contact.reply.waits_for for p in swarm.live()),
+            20.0,
         )
 
 

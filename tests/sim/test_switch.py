@@ -92,7 +92,7 @@ def test_a_change_starts_with_the_next_plan_and_divides_cells() -> None:
     assert len({p.training.cell for p in swarm.live()}) == 2, "of two replicas a stage at most"
     assert swarm.watch.counts["means-in-place"] >= 2, "they average as the change says"
     assert all(p.work.anchor.kept for p in swarm.live())
-    assert {p.training.standing.in_force for p in swarm.live()} == {DILOCO}
+    assert {p.training.admission.changes.in_force for p in swarm.live()} == {DILOCO}
     assert swarm.watch.counts.get("averaging-changed") == 1
 
 
@@ -105,7 +105,7 @@ def test_a_change_goes_from_cell_to_cell() -> None:
     swarm.comes(lambda: counts["averaging-changed"] == 2)
     met = counts["means-in-place"]
     swarm.comes(lambda: counts["means-in-place"] >= met + 2)
-    assert {p.training.standing.in_force for p in swarm.live()} == {PLAIN}
+    assert {p.training.admission.changes.in_force for p in swarm.live()} == {PLAIN}
     assert counts["averaging-changed"] == 2, "in each cell once"
 
 
@@ -117,7 +117,7 @@ def test_the_leader_dies_and_the_change_does_not(delay: float) -> None:
     swarm.world.run(swarm.world.now + delay, None)
     swarm.chief().kill()
     swarm.finish()
-    assert {p.training.standing.in_force for p in swarm.live()} == {DILOCO}
+    assert {p.training.admission.changes.in_force for p in swarm.live()} == {DILOCO}
 
 
 def test_a_change_reaches_joiners_and_survives_a_full_restart() -> None:
@@ -127,14 +127,14 @@ def test_a_change_reaches_joiners_and_survives_a_full_restart() -> None:
     swarm.until(8)
     joined = swarm.add(1)
     swarm.until(24)
-    assert joined.training.standing.in_force == DILOCO
+    assert joined.training.admission.changes.in_force == DILOCO
     peers = swarm.live()
     for peer in peers:
         peer.kill()
     for peer in peers:
         peer.boot()
     swarm.finish()
-    assert {p.training.standing.in_force for p in swarm.live()} == {DILOCO}
+    assert {p.training.admission.changes.in_force for p in swarm.live()} == {DILOCO}
     assert swarm.watch.counts.get("averaging-changed") == 1, "a checkpoint knows what was in force"
 
 
@@ -145,7 +145,7 @@ def test_old_or_forged_changes_are_ignored_and_counted() -> None:
     swarm.until(6)
     chief = swarm.chief()
     liar = swarm.block()
-    heard = liar.training.reporting.heartbeat(chief.name)
+    heard = liar.training.reporting.own.heartbeat(chief.name)
     said: list[str | None] = []
 
     def hear(by: SimPeer, sender: SimPeer, note: Any) -> None:
@@ -163,7 +163,7 @@ def test_old_or_forged_changes_are_ignored_and_counted() -> None:
     hear(chief, liar, notes.ready_note(replace(heard, membership=ev.Membership(change="forged"))))
     assert said[0] is None, "an honest peer may be behind"
     assert "signed" in str(said[1])
-    assert chief.training.standing.known == PLAIN
+    assert chief.training.admission.changes.known == PLAIN
     plan = swarm.done(6)
     domain = signing_domain("plan", swarm.manifest.run_id)
     tells = set[str]()
@@ -172,14 +172,14 @@ def test_old_or_forged_changes_are_ignored_and_counted() -> None:
         swarm.liars.add(chief.name)  # these plans are none of its own
         signature = chief.identity.sign(other.canonical(), domain)
         hear(liar, chief, notes.plan_note(other, signature))
-        tells.add(liar.training.standing.tells(chief.name))
+        tells.add(liar.training.admission.changes.tells(chief.name))
     swarm.liars.clear()
     assert "under change 1" in str(said[2])
     assert "under change 0" in str(said[3])
     assert str(said[4]).startswith("invalid plan")
     assert "moshpit" in tells, "whoever leads is told what is in force, with the next heartbeat"
     swarm.finish()
-    assert {p.training.standing.in_force for p in swarm.live()} == {PLAIN}
+    assert {p.training.admission.changes.in_force for p in swarm.live()} == {PLAIN}
 
 
 def test_random_faults_while_it_changes() -> None:

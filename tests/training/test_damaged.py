@@ -11,7 +11,7 @@ import pytest
 
 from node.averaging.strategies.outer import REMOVED
 from node.checkpoint import files
-from node.coordinator.kit import Kit
+from node.coordinator.kit import Callbacks, Kit
 from node.coordinator.presence import View
 from node.coordinator.service import Training
 from node.coordinator.vitals import Vitals
@@ -33,19 +33,21 @@ def taking_part(peer: Any, on_error: Any = None) -> Training:
         peer.me,
         1,
         facts(stages=1, read=peer.work.read),
+        peer.work,
         peer.transport,
         SystemClock(),
         peer.journal,
         Vitals(),
         Tasks("training", on_error),
+        Callbacks(),
         on_error,
     )
-    return Training(kit, identity, peer.work, lambda: View({}))
+    return Training(kit, identity, lambda: View({}))
 
 
 def stands(t: Training, at: Version) -> None:
     """The member of `t` has this version in place."""
-    work = t.work
+    work = t.kit.work
     placed = ev.VersionPlaced(at, work.local_checkpoints.versions(), work.tokens)
     t.member.handle(placed, 0.0)
 

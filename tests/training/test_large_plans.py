@@ -64,8 +64,8 @@ def anything(parse: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 def service(leader: Any) -> Any:
     """The part of the training service that reads results."""
     made: Any = object.__new__(Training)
-    facts = SimpleNamespace(bounds=BOUNDS)
-    made.__dict__ |= {"facts": facts, "leading": SimpleNamespace(leader=leader)}
+    kit = SimpleNamespace(facts=SimpleNamespace(bounds=BOUNDS))
+    made.__dict__ |= {"kit": kit, "leading": SimpleNamespace(leader=leader)}
     return made
 
 

@@ -196,12 +196,12 @@ async def test_a_peer_that_reads_in_haste_does_not_post_the_same_record_again(
     board = Board(tmp_path)
     await board.post("other", 1, "stage", "ready")
     presence = Paced(board, 0.1, board.directory("me"))
-    presence.hasty = True
+    presence.pace.hasty = True
     await presence.after(readings=40)
     assert presence.pauses[0] == HASTE_S
     assert presence.posts == 1, "4 s have passed"
     presence = Paced(board, 0.1, board.directory("again"))
-    presence.hasty = True
+    presence.pace.hasty = True
     await presence.after(readings=400)
     assert presence.posts == 3, (
         "40 s have passed, and a post is due every 20 s where nothing changes"
@@ -212,7 +212,7 @@ async def test_slow_readings_are_farther_apart(tmp_path: Path) -> None:
     board = Board(tmp_path)
     await board.post("other", 1, "stage", "ready")
     presence = Paced(board, 0.4, board.directory("me"))
-    presence.hasty = True
+    presence.pace.hasty = True
     await presence.after(readings=3)
     assert presence.pauses == pytest.approx([REST * 0.4] * 3)
 

@@ -14,7 +14,7 @@ from node.checkpoint.state import StateSnapshot
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host, Partner, Version
 from node.outer.merging import Giver, Merge, mean_of
-from node.outer.window import FAR, REMEMBERED, USUAL, WindowRound, _Meeting
+from node.outer.window import FAR, REMEMBERED, USUAL, Contributions, WindowRound, _Meeting
 
 A, B, C = (CellId(letter * 16) for letter in "abc")
 
@@ -33,10 +33,10 @@ class Made(WindowRound):
     def after(self, own: Tensor, **partners: Tensor) -> Tensor:
         """Mean of its own parameters and the partners'."""
         merge = Merge(Giver(), OuterSettings(), {})
-        m = _Meeting(1, A, Version(1), {}, merge, own={"w": own})
-        m.came = {CellId(name * 16): {"w": t} for name, t in partners.items()}
-        self._clip(m)
-        return merge.makes(A, m.own or {}, m.came)["w"]
+        gathered = Contributions(A, own={"w": own})
+        gathered.came = {CellId(name * 16): {"w": t} for name, t in partners.items()}
+        self._clip(_Meeting(1, Version(1), {}, merge, gathered))
+        return gathered.mean(merge)["w"]
 
 
 def used(apart: float) -> tuple[Made, Tensor]:
@@ -135,6 +135,7 @@ async def test_of_a_partners_hosts_those_that_gave_are_blamed() -> None:
     made._engines.transport = SimpleNamespace(fault=lambda peer, why: blamed.append(peer))
     made._engines.fetch = fetch
     made._engines.aside = asyncio.to_thread
-    m = _Meeting(7, A, Version(1), {}, merge, given={"w": torch.ones(4)})
+    gathered = Contributions(A, given={"w": torch.ones(4)})
+    m = _Meeting(7, Version(1), {}, merge, gathered)
     await made._pull(m, [partner], 1)
-    assert (m.came, blamed) == ({}, ["bad"])
+    assert (gathered.came, blamed) == ({}, ["bad"])

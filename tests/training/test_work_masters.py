@@ -119,5 +119,5 @@ async def test_fresh_parameters_travel_in_half_the_bytes(rig: Any) -> None:
         for one in (whole, rig):
             a, b = await one.add("a", "b", buddy_every=0)
             await one.train((a, b), dict.fromkeys(one.shapes, a), 1)
-            moved[one.optim.parameters] = b.work.rounds.nbytes
+            moved[one.optim.parameters] = b.work.rounds.figures.nbytes
     assert moved == {"fp32": (4 + 4) * numbers, "bf16": (4 + 2) * numbers}

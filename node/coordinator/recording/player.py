@@ -180,16 +180,7 @@ class Player:
             self._machines[MEMBER] = Member(m.me, m.at, m.checkpoints, m.tokens)
         elif machine == LEADER:
             s = self._reader.fields(start, LeaderStart)
-            self._machines[LEADER] = Leader(
-                s.me,
-                setup.facts(self._rules),
-                term=s.term,
-                history=s.past,
-                rules=s.rules,
-                known=s.known,
-                cell=s.cell,
-                conduct=dict(s.conduct),
-            )
+            self._machines[LEADER] = Leader(s.me, setup.facts(self._rules), **s.arguments())
         else:
             raise WireError(f"there is no machine {machine[:64]}")
 

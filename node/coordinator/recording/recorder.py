@@ -10,15 +10,13 @@ from node.consensus.rules import Read, Rules
 from node.coordinator.recording.chain import Chain
 from node.coordinator.recording.setup import FORMAT, LeaderStart, MemberStart, Setup
 from node.coordinator.recording.values import Writer
-from node.core.ids import NO_CELL, CellId, PeerId
+from node.core.ids import PeerId
 from node.core.journey import Version
 from node.core.version import VERSION
 from node.epoch import events as ev
 from node.epoch.facts import RunFacts
-from node.epoch.leader.conduct import Record
 from node.epoch.leader.leader import Leader
 from node.epoch.member import Member
-from node.epoch.plan_context import PastPlan
 from node.optim.parts import ParameterPart
 from node.scheduler.settings import SchedulerSettings
 
@@ -83,7 +81,7 @@ class Recorder:
 
     def leader(self, me: PeerId, facts: RunFacts, **history: Any) -> Leader:
         """A leader that is recorded; the arguments of :class:`Leader`."""
-        return RecordedLeader(self, me, facts, **history)
+        return RecordedLeader(self, facts, LeaderStart.of(me, **history))
 
     def leads(self, start: LeaderStart) -> None:
         """A leader begins."""
@@ -162,36 +160,9 @@ class RecordedMember(Member):
 class RecordedLeader(Leader):
     """A leader of which each event and its actions are recorded."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        me: PeerId,
-        facts: RunFacts,
-        *,
-        term: int = 0,
-        history: PastPlan | None = None,
-        rules: Rules | None = None,
-        known: frozenset[PeerId] = frozenset(),
-        cell: CellId = NO_CELL,
-        conduct: Mapping[PeerId, Record] | None = None,
-    ) -> None:
-        records = tuple((conduct or {}).items())
-        plan = None
-        dropped: tuple[int, ...] = ()
-        if history is not None:
-            plan = history.plan
-            dropped = history.dropped
-        recorder.leads(LeaderStart(me, term, plan, dropped, rules, known, cell, records))
-        super().__init__(
-            me,
-            facts,
-            term=term,
-            history=history,
-            rules=rules,
-            known=known,
-            cell=cell,
-            conduct=conduct,
-        )
+    def __init__(self, recorder: Recorder, facts: RunFacts, start: LeaderStart) -> None:
+        recorder.leads(start)
+        super().__init__(start.me, facts, **start.arguments())
         self._recorder = recorder
 
     def handle(self, event: ev.LeaderEvent, now: float) -> list[ev.LeaderAction]:

@@ -5,8 +5,9 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from node.consensus.rules import Rules
+from node.coordinator.recording.values import Group
 from node.core.errors import Refused
-from node.core.ids import CellId, PeerId
+from node.core.ids import NO_CELL, CellId, PeerId
 from node.core.journey import MOST_PATHS, Plan, Version
 from node.epoch.facts import (
     EvaluationFacts,
@@ -30,23 +31,30 @@ FORMAT = 2
 
 
 @dataclass(frozen=True)
-class Setup:
-    """The first record of a recording. ``version``: the tutti that wrote it; ``peer``: the peer
-    that recorded itself. ``scheduler`` and ``parts`` (by stage) are what paths and owners are made
-    from; the other fields are as in :class:`~node.epoch.facts.RunFacts`."""
+class RunNumbers(Group):
+    """The amounts of a run, as in :class:`~node.epoch.facts.RunFacts`."""
 
-    version: str
-    peer: PeerId
     stages: int
     epochs: int
-    batch: GlobalBatch
     min_replicas: int
-    evaluation: EvaluationFacts
     waits: Waits
     sizes: WorkSizes
     run_id: str
     spare: int
     prove: bool
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The first record of a recording. ``version``: the tutti that wrote it; ``peer``: the peer
+    that recorded itself. ``scheduler`` and ``parts`` (by stage) are what paths and owners are made
+    from."""
+
+    version: str
+    peer: PeerId
+    run: RunNumbers
+    batch: GlobalBatch
+    evaluation: EvaluationFacts
     scheduler: SchedulerSettings
     parts: dict[int, tuple[ParameterPart, ...]]
 
@@ -54,7 +62,7 @@ class Setup:
         """Raises ValueError for a run that no manifest may have: a fresh machine makes lists of its
         stages and micro-batches."""
         most = self.batch.micro_batch * MOST_PATHS
-        if not (1 <= self.stages <= MOST_STAGES and 1 <= self.batch.target_batch <= most):
+        if not (1 <= self.run.stages <= MOST_STAGES and 1 <= self.batch.target_batch <= most):
             raise ValueError("more stages or micro-batches than a run may have")
 
     @classmethod
@@ -67,17 +75,12 @@ class Setup:
         parts: Mapping[int, tuple[ParameterPart, ...]],
     ) -> "Setup":
         """The setup of a peer that plans with these facts."""
-        own = {f.name for f in fields(cls)}
-        numbers = {f.name: getattr(facts, f.name) for f in fields(facts) if f.name in own}
-        return cls(version, peer, scheduler=scheduler, parts=dict(parts), **numbers)
+        run = RunNumbers(**{one.name: getattr(facts, one.name) for one in fields(RunNumbers)})
+        return cls(version, peer, run, facts.batch, facts.evaluation, scheduler, dict(parts))
 
     def facts(self, rules: Mapping[str, Rules]) -> RunFacts:
         """The facts of a fresh leader. ``rules``: settings by the owner's change, "" for the
         manifest's own."""
-        names = {f.name for f in fields(RunFacts)}
-        numbers: dict[str, Any] = {
-            f.name: getattr(self, f.name) for f in fields(self) if f.name in names
-        }
 
         def read(change: str) -> Rules:
             if change not in rules:
@@ -88,10 +91,11 @@ class Setup:
             assign=lambda stage, cell, previous, room: assign(
                 self.parts[stage], cell, previous, room
             ),
-            router=lambda: Router(self.scheduler, self.stages),
+            router=lambda: Router(self.scheduler, self.run.stages),
             read=read,
         )
-        return RunFacts(make=make, **numbers)
+        numbers = vars(self.run)
+        return RunFacts(make=make, batch=self.batch, evaluation=self.evaluation, **numbers)
 
 
 @dataclass(frozen=True)
@@ -118,9 +122,37 @@ class LeaderStart:
     cell: CellId
     conduct: tuple[tuple[PeerId, Record], ...]
 
-    @property
-    def past(self) -> PastPlan | None:
-        """The plan that the leader goes on from, if any."""
-        if self.history is None:
-            return None
-        return PastPlan(self.history, self.dropped)
+    @classmethod
+    def of(
+        cls,
+        me: PeerId,
+        *,
+        term: int = 0,
+        history: PastPlan | None = None,
+        rules: Rules | None = None,
+        known: frozenset[PeerId] = frozenset(),
+        cell: CellId = NO_CELL,
+        conduct: Mapping[PeerId, Record] | None = None,
+    ) -> "LeaderStart":
+        """The start of a leader with these arguments."""
+        plan = None
+        dropped: tuple[int, ...] = ()
+        if history is not None:
+            plan = history.plan
+            dropped = history.dropped
+        records = tuple((conduct or {}).items())
+        return cls(me, term, plan, dropped, rules, known, cell, records)
+
+    def arguments(self) -> dict[str, Any]:
+        """The arguments of a leader beside its peer and the facts of the run."""
+        past = None
+        if self.history is not None:
+            past = PastPlan(self.history, self.dropped)
+        return {
+            "term": self.term,
+            "history": past,
+            "rules": self.rules,
+            "known": self.known,
+            "cell": self.cell,
+            "conduct": dict(self.conduct),
+        }

@@ -36,7 +36,7 @@ def _lines(player: Player, *, damaged: bool) -> list[str]:
     played = player.played
     said: list[str] = []
     if (setup := played.setup) is not None:
-        run = f"run {setup.run_id[:12]}" if setup.run_id else "a run without an id"
+        run = f"run {setup.run.run_id[:12]}" if setup.run.run_id else "a run without an id"
         other = f"; this is tutti {VERSION}" if setup.version != VERSION else ""
         by = f"recorded by peer {short(setup.peer)} with tutti {setup.version}"
         said.append(f"{by}, {run}{other}")
@@ -127,7 +127,7 @@ def document(player: Player) -> dict[str, Any]:
     setup = played.setup
     origin = {"peer": "", "run": "", "version": ""}
     if setup is not None:
-        origin = {"peer": setup.peer, "run": setup.run_id, "version": setup.version}
+        origin = {"peer": setup.peer, "run": setup.run.run_id, "version": setup.version}
     return {
         **origin,
         "records": played.records,

@@ -33,6 +33,10 @@ BESIDE = (Capacity, OuterReport, Membership, GlobalBatch, EvaluationFacts)
 """Groups of fields that a record has beside the other fields of the value around them."""
 
 
+class Group:
+    """Base of a dataclass that is such a group too."""
+
+
 class Writer:
     """Converts values to JSON. ``share(name, document)`` is called with every plan and every large
     set, before the value in which it is named; the receiver keeps each once."""
@@ -51,7 +55,7 @@ class Writer:
         found: dict[str, Any] = {}
         for name, default in _defaults(type(value)):
             field = getattr(value, name)
-            if type(field) in BESIDE:
+            if _is_group(type(field)):
                 found |= self.fields(field)
             elif default is dataclasses.MISSING or field != default:
                 found[name] = self.value(field)
@@ -139,7 +143,7 @@ class Reader:
         rest = dict(document)
         given: dict[str, Any] = {}
         for name, hint in _hints(kind).items():
-            if hint in BESIDE:
+            if _is_group(hint):
                 group = {key: rest.pop(key) for key in _hints(hint) if key in rest}
                 given[name] = self.fields(group, hint)
             elif name in rest:
@@ -275,3 +279,8 @@ def _defaults(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
 def _hints(kind: type[Any]) -> Mapping[str, Any]:
     hints = typing.get_type_hints(kind)
     return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def _is_group(kind: Any) -> bool:
+    """Return True for a dataclass whose fields stand beside those of the value around it."""
+    return kind in BESIDE or (isinstance(kind, type) and issubclass(kind, Group))
