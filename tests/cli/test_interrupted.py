@@ -107,14 +107,23 @@ def test_one_while_the_engines_are_loaded(tmp_path, home, interrupted, words, mi
 
 
 def test_a_demo_leaves_neither_daemons_nor_a_directory(tmp_path, interrupted):
-    milestones = ["tempfile.mkdtemp:1", "subprocess.Popen:1", "subprocess.Popen:2"]
+    # A process that forks the daemons, and requests for the first and the second of them.
+    milestones = [
+        "subprocess.Popen:1",
+        "tempfile.mkdtemp:1",
+        "socket.sendmsg:1",
+        "socket.sendmsg:2",
+    ]
     for code, _, complaint in interrupted(milestones, "demo", "--stages", "1", "--replicas", "1"):
         assert (code, complaint.splitlines()[-1]) == (ExitCode.INTERRUPTED, "interrupted")
         assert "stopping every daemon" in complaint
         assert "Traceback" not in complaint
     assert not left(tmp_path)
-    words = [" ".join(p.info["cmdline"] or ()) for p in psutil.process_iter(["cmdline"])]
-    assert not [line for line in words if str(tmp_path) in line]
+    found = psutil.process_iter(["cmdline", "environ"])
+    told = [
+        f"{one.info['cmdline']} {one.info['environ']}" for one in found if one.pid != os.getpid()
+    ]
+    assert not [line for line in told if str(tmp_path) in line]
 
 
 def never(window: CannedWindow) -> None:

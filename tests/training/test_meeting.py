@@ -324,7 +324,7 @@ async def test_one_cell_makes_the_mean_and_the_others_take_it(
         meetings = [p.work.windows._meeting for p in peers]
         assert [m.server is None for m in meetings] == [_name(i) == server for i in range(3)]
         before = [p.parameters() for p in peers]
-        made = [m.mean for m in meetings]
+        made = [m.mean.tensors for m in meetings]
         assert len({p.work.windows.mean for p in peers}) == 1, "all have the server's bits"
         await cells.land(number)
         for p, was, gave, mean_ in zip(peers, before, given, made, strict=True):

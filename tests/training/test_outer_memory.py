@@ -54,7 +54,11 @@ def kept(p: Peer) -> tuple[int, int]:
 def under_way(p: Peer) -> int:
     """Bytes that the window gives, has received and has made, without the parameters in place."""
     m = p.work.windows._meeting
-    sides = (m.given or {}, m.own or {}, m.mean or {}, *m.came.values())
+    c = m.contributions
+    made = {}
+    if m.mean is not None:
+        made = m.mean.tensors
+    sides = (c.given or {}, c.own or {}, made, *c.came.values())
     here = {t.untyped_storage().data_ptr() for t in m.local.values()}
     return nbytes(
         t for side in sides for t in side.values() if t.untyped_storage().data_ptr() not in here
@@ -85,21 +89,22 @@ async def test_what_a_peer_keeps_is_what_was_counted(
     peers = await rig.add(*names)
     cells = Cells(rig, *([p] for p in peers))
     seen: list[int] = []
-    made = window._enough
+    made = window.Contributions.enough
 
-    def enough(m: Any, partners: int, late: bool) -> bool:
-        if done := made(m, partners, late):
-            seen.append(max(under_way(p) for p in peers if p.work.windows._meeting is m))
+    def enough(gathered: Any, merge: Any, partners: int, late: bool) -> bool:
+        if done := made(gathered, merge, partners, late):
+            meeting = (p for p in peers if p.work.windows._meeting.contributions is gathered)
+            seen.append(max(under_way(p) for p in meeting))
         return done
 
-    monkeypatch.setattr(window, "_enough", enough)
+    monkeypatch.setattr(window.Contributions, "enough", enough)
     for number in (1, 2, 3):
         await cells.train()
         assert 2 * kept(peers[0])[0] == counted.anchor, "nothing takes its place yet"
         await cells.give(number)
         # Received parameters are released once there is a mean.
-        means = [p.work.windows._meeting.mean or {} for p in peers]
-        most = max(seen) + max(nbytes(mean.values()) for mean in means)
+        means = [p.work.windows._meeting.mean for p in peers]
+        most = max(seen) + max(nbytes(mean.tensors.values()) for mean in means if mean)
         assert most <= counted.sent + counted.served
         owed = max(kept(p)[1] for p in peers)
         await cells.land(number)

@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -60,14 +60,19 @@ def spread(ends: int, stages: int, replicas: int, peers: int) -> tuple[int, ...]
     return (ends, *(each + (i < more) for i in range(stages)))
 
 
-def child_maker() -> ChildMaker:
+@contextlib.contextmanager
+def child_maker() -> Iterator[ChildMaker]:
     """Makes daemons that share one loading of the program, where the system can. Seven daemons load
     torch for ten seconds of two cores else, and the picture is empty meanwhile."""
     if sys.platform != "linux":
-        return Child
+        yield Child
+        return
     forks = Forks()
-    forks.load()
-    return partial(ForkedChild, forks=forks)
+    try:
+        forks.load()
+        yield partial(ForkedChild, forks=forks)
+    finally:
+        forks.close()
 
 
 class DemoSwarm:

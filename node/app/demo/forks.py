@@ -91,6 +91,16 @@ class Forks:
         """Start the process that forks, which begins to load the program."""
         self._server_end()
 
+    def close(self) -> None:
+        """End the process that forks. Its daemons, which should have ended, die with it."""
+        if self._socket is None or self._server is None:
+            return
+        self._socket.close()
+        self._gone = True
+        # It may still load the program.
+        self._server.kill()
+        self._server.wait()
+
     def code(self, pid: int, seconds: float | None) -> int | None:
         """How the daemon has ended, as subprocess has it, or None: it still runs ``seconds`` from
         now. None waits for its end."""

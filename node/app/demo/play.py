@@ -94,14 +94,14 @@ def play(options: DemoOptions) -> DemoOutcome:
     after a Ctrl-C, when everything is taken down."""
     interrupts.resume(signal.SIGTERM, signal.SIGHUP)  # both end the children too
     outcome = DemoOutcome(nodes=sum(options.nodes) + options.rendezvous)
-    with held(), _home(options) as home:
+    with held(), child_maker() as make, _home(options) as home:
         swarm: DemoSwarm | None = None
         page = DemoPage(options.page)
         try:
             with raising():
                 began = time.monotonic()
                 say(f"tutti demo: {outcome.nodes} daemons on this machine, their files in {home}")
-                swarm = DemoSwarm(home, options, child_maker())
+                swarm = DemoSwarm(home, options, make)
                 outcome = Demo(swarm, outcome, began, page).play()
         except KeyboardInterrupt:
             say("stopping every daemon; a second Ctrl-C does not wait for them")
