@@ -234,7 +234,7 @@ class Daemon(Node):
         self.tasks.spawn(self._keep_acquaintances(self.manifest), "acquaintances", eternal=True)
         self.tasks.spawn(self._keep_dht_mode(directory, bool(bootstrap)), "dht mode", eternal=True)
         await self._meet_on_the_lan(self.manifest, directory)
-        await self._hear_orders(self.manifest, directory)
+        await self._hear_orders(self.manifest, presence)
         if self.role == "rendezvous":
             presence.announce(self.body)
             self.journal.emit(
@@ -263,7 +263,7 @@ class Daemon(Node):
 
     # ----------------------------------------------------------- the run's owner
 
-    async def _hear_orders(self, manifest: Manifest, directory: Directory) -> None:
+    async def _hear_orders(self, manifest: Manifest, presence: Presence) -> None:
         """Find out what the run's owner has ordered, and obey newer orders from now on. Raises
         RunEnded for a run that has ended; a rendezvous goes on and tells others so."""
         run_id = manifest.run_id
@@ -272,12 +272,13 @@ class Daemon(Node):
             run_id,
             manifest.swarm.owner,
             OrderPorts(
-                directory,
+                presence.directory,
                 self.clock,
                 self.journal,
                 partial(self.config.keep_order, run_id),
                 self._obey,
                 self.transport.fault,
+                lambda: presence.times,
             ),
             self.config.order(run_id),
         )
@@ -286,7 +287,7 @@ class Daemon(Node):
         if self._bootstrap():
             # Nobody has been met yet; an order that is learned later costs a stage built in vain.
             for _ in range(round(COMPANY_S / LOOK_S)):
-                if directory.neighbours:
+                if presence.directory.neighbours:
                     break
                 await asyncio.sleep(LOOK_S)
         await orders.look()

@@ -14,8 +14,8 @@ _delay = option(
     "--in",
     "delay",
     metavar="DURATION",
-    default="15s",
-    help="When it is in force, such as 15s or 2h. Every peer should know it by then.",
+    default="30s",
+    help="When it is in force, such as 30s or 2h. Every peer should know it by then.",
 )
 _reason = option(
     "--reason", default="", metavar="TEXT", help="For everybody to see, up to 120 characters."

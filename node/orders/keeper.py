@@ -38,7 +38,8 @@ BLAME = 1.0
 @dataclass(frozen=True, slots=True)
 class OrderPorts:
     """The keeper's ports. ``keep``: writes the text of an order to the disk, and raises LocalFault
-    if it cannot; ``obey``: an order is in force; ``fault``: counts a fault of a peer."""
+    if it cannot; ``obey``: an order is in force; ``fault``: counts a fault of a peer; ``pace``:
+    factor of the pause between two looks, 1 or more, so that a crowd looks more rarely."""
 
     directory: DirectoryPort
     clock: Clock
@@ -46,6 +47,7 @@ class OrderPorts:
     keep: Callable[[str], None]
     obey: Callable[[Order], None]
     fault: Callable[[PeerId, str, float], None]
+    pace: Callable[[], float] = lambda: 1.0
 
 
 class OrderKeeper:
@@ -144,7 +146,7 @@ class OrderKeeper:
 
     async def _wait(self) -> None:
         """Wait until the next look, an order that is due, or one that is to be posted."""
-        seconds = LOOK_S
+        seconds = LOOK_S * self._ports.pace()
         due_s = self.orders.due_s(self._ports.clock.wall())
         if due_s is not None:
             seconds = min(seconds, due_s)
