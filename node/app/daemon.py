@@ -320,9 +320,7 @@ class Daemon(Node):
                 if self.presence is not None:
                     self.presence.changed()
                 self.journal.emit("daemon", "run-ending", f"{why}: finishes the epoch under way")
-                try:
-                    await leave(a, why, self._epoch_s(), hands_over=False)
-                except TimeoutError:
+                if not await self._say_goodbye(a, why, self._epoch_s(), hands_over=False):
                     text = "the epoch did not end in time; ends all the same"
                     self.journal.emit("daemon", "run-end-hasty", text, "warning")
         where = ""
@@ -474,14 +472,24 @@ class Daemon(Node):
             seconds = 0.0
         if self.hasty_pause:
             seconds = 0.0
+        why = f"pauses {self.availability.public_reason}"
+        if not await self._say_goodbye(a, why, max(GOODBYE_S, seconds), hands_over=not by_run):
+            text = "leaves before the epoch ended and its state was fetched by others"
+            self.journal.emit("daemon", "pause-hasty", text)
+
+    async def _say_goodbye(
+        self, a: Assembled, why: str, seconds: float, *, hands_over: bool
+    ) -> bool:
+        """Finish the epoch under way and hand over, unless the daemon is told to end meanwhile.
+        Return False if that was not done after ``seconds``."""
+        done = True
 
         async def say_goodbye() -> None:
+            nonlocal done
             try:
-                why = f"pauses {self.availability.public_reason}"
-                await leave(a, why, max(GOODBYE_S, seconds), hands_over=not by_run)
+                await leave(a, why, seconds, hands_over=hands_over)
             except TimeoutError:
-                text = "leaves before the epoch ended and its state was fetched by others"
-                self.journal.emit("daemon", "pause-hasty", text)
+                done = False
 
         goodbye = self.tasks.spawn(say_goodbye(), "goodbye")
         end = self.tasks.spawn(self._end.wait(), "end")
@@ -490,6 +498,7 @@ class Daemon(Node):
         for task in (goodbye, end):
             task.cancel()
         await asyncio.wait({goodbye, end})
+        return done
 
     async def _give_stage_up(self) -> bool:
         """End everything that belongs to the stage, and write its committed state. Return False if

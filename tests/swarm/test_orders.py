@@ -48,16 +48,17 @@ def test_the_owner_pauses_resumes_and_ends_a_run(box) -> None:
     assert not away.events("hosting")[1:], "it takes no stage meanwhile"
 
     # A peer's own pause holds beside the owner's: it goes on only when neither does.
-    stays.client().pause(None, "a film", now=False)
+    away.client().pause(None, "a film", now=False)
     done = box.tutti("swarm", "resume", home=owner.label)
     assert done.returncode == 0, done.stderr
-    box.until_training(owner, away)
-    assert stays.status().reason == "paused by its operator (a film), until  tutti resume"
-    assert stays.status().state == "paused"
+    box.until_training(owner, stays)
+    box.wait("who was away to learn that too", lambda: not away.status().paused_by_run)
+    assert away.status().reason == "paused by its operator (a film), until  tutti resume"
+    assert away.status().state == "paused"
     reached = box.goes_on(2)
     assert reached > max(kept[owner.label]), "it goes on where it was"
-    assert box.tutti("resume", home=stays.label).returncode == 0
-    box.until_training(stays)
+    assert box.tutti("resume", home=away.label).returncode == 0
+    box.until_training(away)
     box.digests_equal()
 
     # An end is told by a typed fault to who comes back, and all daemons that ran end with code 0.
