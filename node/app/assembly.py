@@ -38,6 +38,7 @@ from node.averaging.strategies.group_forming import TIMES
 from node.checkpoint.archive.address import Address
 from node.checkpoint.archive.aside import Aside
 from node.checkpoint.archive.keeper import ArchiveKeeper, ArchivePorts
+from node.checkpoint.archive.machine import OnDisk
 from node.checkpoint.archive.place import Archive
 from node.checkpoint.archive.restore import restore
 from node.checkpoint.errors import NoDonor
@@ -329,14 +330,14 @@ async def assemble(
         parameter_bytes = sum(t.nbytes for t in base_of(module).values())
     archive = None
     if to is not None:
-        work = services.work
+        here = services.work.local_checkpoints
         archive = ArchiveKeeper(
             to,
             stage,
             config.checkpoint,
             ArchivePorts(
                 store,
-                lambda: [version.epoch for version in work.local_checkpoints.versions()],
+                lambda: OnDisk([version.epoch for version in here.versions()], here.stride),
                 clock,
                 journal,
                 yield_to_others,

@@ -118,7 +118,10 @@ CHILD_ADMITTED_S = 365 * 86400.0
 
 
 class Daemon(Node):
-    """One peer."""
+    """One peer. ``told_order``: an order of the run's owner that came with the manifest, not
+    checked yet."""
+
+    told_order = ""
 
     def __init__(
         self, config: NodeConfig, manifest: Manifest | None, invite: Invite | None
@@ -130,8 +133,6 @@ class Daemon(Node):
         self._loading: dict[int, float] = {}
         """Time of the last start of each block stage's daemon in a solo swarm."""
         self.pledges = Pledges(config.home)
-        self.told_order = ""
-        """An order of the run's owner that came with the manifest, not checked yet."""
         self.interrupted = False
         """Ended by a Ctrl-C."""
         self._changing = asyncio.Lock()

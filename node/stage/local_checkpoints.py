@@ -172,6 +172,11 @@ class LocalCheckpoints:
         """True if checkpoints are written at all."""
         return self._store.settings.writes
 
+    @property
+    def stride(self) -> int:
+        """Epochs between two checkpoints by time, a power of two."""
+        return self._schedule.stride
+
     def versions(self) -> tuple[Version, ...]:
         """Versions on the disk, oldest first. A checkpoint that was written without a lineage has
         an empty one."""

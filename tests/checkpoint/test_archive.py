@@ -17,6 +17,7 @@ from node.checkpoint.archive import aside
 from node.checkpoint.archive.address import Address, masked
 from node.checkpoint.archive.aside import Aside, Work
 from node.checkpoint.archive.keeper import ArchiveKeeper, ArchivePorts
+from node.checkpoint.archive.machine import OnDisk
 from node.checkpoint.archive.place import BEGUN, FILES, WHOLE, Archive, Whole
 from node.checkpoint.archive.restore import restore
 from node.checkpoint.files import Interrupted
@@ -506,7 +507,9 @@ def keeper_of(
     archive: Archive, store: CheckpointStore, journal: Journal, clock: Any = None
 ) -> ArchiveKeeper:
     settings = CheckpointSettings(to="x", to_every="2 epochs", to_keep=2)
-    ports = ArchivePorts(store, lambda: store.epochs(STAGE), clock or SystemClock(), journal)
+    ports = ArchivePorts(
+        store, lambda: OnDisk(store.epochs(STAGE)), clock or SystemClock(), journal
+    )
     return ArchiveKeeper(archive, STAGE, settings, ports)
 
 
@@ -548,18 +551,18 @@ async def test_failures_are_told_once_and_nothing_stops(
     journal = Journal([])
     clock = VirtualClock()
     keeper = keeper_of(archive_at(str(there)), store, journal, clock)
-    await keeper._step([6])
+    await keeper._step(OnDisk([6]))
     assert keeper.trouble.startswith(f"checkpoints are not copied to {there}: ")
     assert keeper.trouble.endswith("tried again in 30 s")
-    await keeper._step([6])
+    await keeper._step(OnDisk([6]))
     clock.advance(31.0)
-    await keeper._step([6])
+    await keeper._step(OnDisk([6]))
     assert keeper.trouble.endswith("tried again in 1 min")
     errors = [e for e in journal.recent(level="error") if e.kind == "archive-failed"]
     assert len(errors) == 1, "the same reason once"
     there.unlink()
     clock.advance(61.0)
-    await keeper._step([6])
+    await keeper._step(OnDisk([6]))
     assert (keeper.last, keeper.trouble) == (6, "")
     assert "again" in [e for e in journal.recent() if e.kind == "archived"][-1].text
 
@@ -579,19 +582,19 @@ async def test_a_place_that_hangs_holds_nobody_up(
     clock = VirtualClock()
     files = Failing(3, hangs)
     keeper = keeper_of(archive_at(there, files=files), store, journal, clock)
-    copying = asyncio.create_task(keeper._step([6]))
+    copying = asyncio.create_task(keeper._step(OnDisk([6])))
     await until(lambda: files.opened == 3)
     clock.advance(aside.STALL_S + 1)
     await copying
     assert "nothing has moved" in keeper.trouble
     clock.advance(61.0)
-    await keeper._step([6])
+    await keeper._step(OnDisk([6]))
     assert "has not ended" in keeper.trouble, "one thread hangs, not more and more"
     woken.set()
     await until(keeper._aside.free.is_set)
     assert epochs(archive_at(there)) == [], "what wakes later makes no copy whole"
     clock.advance(1000.0)
-    await keeper._step([6])
+    await keeper._step(OnDisk([6]))
     assert keeper.last == 6
 
 
@@ -606,7 +609,7 @@ async def test_a_copy_can_be_cancelled(store: CheckpointStore, tmp_path: Path) -
 
     there = str(tmp_path / "there")
     keeper = keeper_of(archive_at(there, files=Failing(3, hangs)), store, Journal([]))
-    copying = asyncio.create_task(keeper._step([6]))
+    copying = asyncio.create_task(keeper._step(OnDisk([6])))
     await asyncio.to_thread(going.wait, 20)
     copying.cancel()
     with pytest.raises(asyncio.CancelledError):

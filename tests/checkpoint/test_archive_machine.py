@@ -54,7 +54,7 @@ def test_peers_of_different_speed_copy_epochs_in_common() -> None:
         while now < began + 36_000.0:
             newest = int(now / epoch_s) // stride * stride
             kept = [e for e in (newest - 2 * stride, newest - stride, newest) if e >= 0]
-            for action in schedule.handle(OnDisk(kept), now - began):
+            for action in schedule.handle(OnDisk(kept, stride), now - began):
                 found.add(action.epoch)
                 schedule.handle(Copied(action.epoch), now - began)
             now += 5.0
@@ -64,6 +64,14 @@ def test_peers_of_different_speed_copy_epochs_in_common() -> None:
     other = copied(7.0, 71_234.0, 8)
     assert len(one & other) >= 4, (sorted(one), sorted(other))
     assert 8 <= len(one) <= 14 + 8, "about once an hour, a grid is at most twice as dense"
+
+
+def test_a_grid_is_no_finer_than_the_checkpoints_that_stay_on_the_disk() -> None:
+    schedule = ArchiveSchedule(Every(seconds=1.0))
+    assert schedule.handle(OnDisk((1024, 1105, 1110), stride=1024), 0.0) == [Copy(1024)]
+    schedule.handle(Copied(1024), 1.0)
+    assert schedule.handle(OnDisk((1024, 1115, 1120), stride=1024), 2.0) == []
+    assert schedule.handle(OnDisk((1024, 2048, 2049), stride=1024), 90.0) == [Copy(2048)]
 
 
 def test_attempts_become_rare_and_a_success_forgets_that() -> None:

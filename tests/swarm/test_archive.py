@@ -24,8 +24,8 @@ def test_a_run_goes_on_from_copies_of_its_checkpoints(box) -> None:
     there = box.root / "backup"
     place = {
         "TUTTI_CHECKPOINT_TO": f"file://{there}?password=secret77",
-        "TUTTI_CHECKPOINT_TO_EVERY": "10 epochs",
-        "TUTTI_CHECKPOINT_TO_KEEP": "2",
+        "TUTTI_CHECKPOINT_TO_EVERY": "1s",
+        "TUTTI_CHECKPOINT_WITHIN_S": "10",
     }
     for peer in peers:
         peer.environment = {**peer.environment, **place}

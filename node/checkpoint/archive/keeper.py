@@ -34,11 +34,11 @@ LOOK_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class ArchivePorts:
-    """The keeper's ports. ``epochs()``: epochs of the checkpoints on the disk; ``prepare``: called
-    first on the thread that works."""
+    """The keeper's ports. ``on_disk()``: the checkpoints on the disk; ``prepare``: called first on
+    the thread that works."""
 
     store: CheckpointStore
-    epochs: Callable[[], list[int]]
+    on_disk: Callable[[], OnDisk]
     clock: Clock
     journal: Journal
     prepare: Callable[[], None] = lambda: None
@@ -78,13 +78,13 @@ class ArchiveKeeper:
         nothing."""
         await self._find_last()
         while True:
-            await self._step(self._ports.epochs())
+            await self._step(self._ports.on_disk())
             await asyncio.sleep(LOOK_S)
 
     async def copy_newest(self, limit_s: float) -> bool:
         """Copy the newest checkpoint on the disk, whatever the schedule says. Return False if it is
         not whole in the archive after ``limit_s`` seconds."""
-        epochs = self._ports.epochs()
+        epochs = self._ports.on_disk().epochs
         if not epochs:
             return False
         newest = max(epochs)
@@ -108,8 +108,8 @@ class ArchiveKeeper:
         except LocalFault as e:
             self._tell(Failed(e.what))
 
-    async def _step(self, epochs: list[int]) -> None:
-        for action in self._feed(OnDisk(epochs)):
+    async def _step(self, there: OnDisk) -> None:
+        for action in self._feed(there):
             await self._copy(action.epoch)
 
     async def _copy(self, epoch: int) -> None:

@@ -5,8 +5,9 @@ Enters: the epochs whose checkpoints are on the disk, results of copying, time. 
 
 Peers do not agree on when to copy, but all stages have to be restored at one epoch. So each copies
 by a grid: the first checkpoint at or behind each multiple of a number of epochs. Where the operator
-names seconds, the number is the largest power of two of epochs that takes no longer. Grids of
-different peers divide each other, and local checkpoints are written at multiples of powers of two.
+names seconds, the number is the largest power of two of epochs that takes no longer, and no less
+than the stride of the local checkpoints, whose multiples stay on the disk for longest. Grids of
+different peers divide each other, so the multiples of the largest one are in every archive.
 """
 
 import math
@@ -50,9 +51,11 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """Epochs whose checkpoints are on the disk of this peer, oldest first."""
+    """Epochs whose checkpoints are on the disk of this peer, and the stride at which it writes
+    them by time."""
 
     epochs: Sequence[int]
+    stride: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +97,7 @@ class ArchiveSchedule:
         self._seen: tuple[int, float] | None = None
         """The first epoch that was seen, and when."""
         self._epoch_s = 0.0
+        self._stride = 1
 
     def handle(self, event: ArchiveEvent, now: float) -> list[Copy]:
         """Handle one event; ``now`` in seconds of a clock that nobody sets. One copy is under way
@@ -109,7 +113,8 @@ class ArchiveSchedule:
                 self._busy = False
                 self._again = now + min(RETRY_S * 2**self._failures, RETRY_MOST_S)
                 self._failures = min(self._failures + 1, MOST_DOUBLED)
-            case OnDisk(epochs):
+            case OnDisk(epochs, stride):
+                self._stride = stride
                 return self._look(epochs, now)
         return []
 
@@ -129,8 +134,8 @@ class ArchiveSchedule:
         if self.every.epochs:
             return self.every.epochs
         if self._epoch_s <= 0 or self.every.seconds <= self._epoch_s:
-            return 1
-        return 1 << int(math.log2(self.every.seconds / self._epoch_s))
+            return self._stride
+        return max(self._stride, 1 << int(math.log2(self.every.seconds / self._epoch_s)))
 
     def _look(self, epochs: Sequence[int], now: float) -> list[Copy]:
         if not epochs:
