@@ -21,16 +21,16 @@ SETTINGS = dict(
 
 def test_a_run_goes_on_from_copies_of_its_checkpoints(box) -> None:
     peers = box.swarm((1, 1), **SETTINGS)
-    there = box.root / "backup"
+    there = f"file://{box.root}/backup?password=secret77"
     place = {
-        "TUTTI_CHECKPOINT_TO": f"file://{there}?password=secret77",
+        "TUTTI_CHECKPOINT_TO": there,
         "TUTTI_CHECKPOINT_TO_EVERY": "1s",
         "TUTTI_CHECKPOINT_WITHIN_S": "10",
     }
     for peer in peers:
         peer.environment = {**peer.environment, **place}
     box.start(*peers)
-    archive = Archive(Address(str(there)), box.manifest.run_id, PeerId("nobody"))
+    archive = Archive(Address(there), box.manifest.run_id, PeerId("nobody"))
 
     def in_common() -> int:
         """The newest epoch that both stages have whole in the archive, 0 for none."""
@@ -50,7 +50,7 @@ def test_a_run_goes_on_from_copies_of_its_checkpoints(box) -> None:
     # Both disks are lost; keys and ports stay.
     for peer in peers:
         shutil.rmtree(peer.home / "swarms")
-        peer.environment = {**peer.environment, "TUTTI_RESTORE": str(there)}
+        peer.environment = {**peer.environment, "TUTTI_RESTORE": there}
     box.start(*peers)
     for peer in peers:
         [event] = peer.events("restored-from-archive")
