@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from node.availability.settings import AvailabilitySettings
+from node.checkpoint.archive.address import Address
+from node.checkpoint.archive.machine import Every
 from node.checkpoint.settings import CheckpointSettings
 from node.core.errors import LocalFault, Refused, TooNew, UsageFault, writing
 from node.core.home import control_socket, expanded, home_named, user_dir
@@ -90,6 +92,10 @@ NODE_RULES: dict[str, FieldRule] = {
     ),
     "reserve": FieldRule(pattern=_SIZE, says='a size such as "2GiB", 0 for none'),
     "data_disk": FieldRule(LEAST_DATA, 1 << 50),
+    "restore": FieldRule(
+        pattern=r"|[/~].*|[a-zA-Z][a-zA-Z0-9+.-]*://.+",
+        says='a whole path ("/mnt/backup") or an address ("s3://bucket/run"); empty for nowhere',
+    ),
     "max_disk": FieldRule(pattern=_SIZE, says='a size such as "50GiB", 0 for no cap'),
     "admission": FieldRule(pattern=r"([0-9a-fA-F]{2})*", says="the token's bytes in hex"),
     "metrics_port": FieldRule(-1, 65535),
@@ -122,6 +128,14 @@ NODE_RULES: dict[str, FieldRule] = {
     "checkpoint.keep": FieldRule(1, 1000),
     "checkpoint.max_age_h": FieldRule(0, 10**6),
     "checkpoint.max_disk": FieldRule(0, 1 << 60),
+    "checkpoint.to": FieldRule(
+        pattern=r"|[/~].*|[a-zA-Z][a-zA-Z0-9+.-]*://.+",
+        says='a whole path ("/mnt/backup") or an address ("s3://bucket/run"); empty for nowhere',
+    ),
+    "checkpoint.to_every": FieldRule(
+        pattern=r"[0-9][0-9a-z. ]*", says='a duration such as "1h", or such as "20 epochs"'
+    ),
+    "checkpoint.to_keep": FieldRule(1, 1000),
     "checkpoint.fetch_parallel": FieldRule(1, 16),
     "checkpoint.max_up": _RATE,
     "limits.stash_bytes": FieldRule(0, 1 << 50),
@@ -210,6 +224,9 @@ class NodeSettings:
     weights: str = ""
     """Directory of the model that the run begins from; empty: where it was found last, else its
     stage is fetched from other peers."""
+    restore: str = ""
+    """An archive of checkpoints (``checkpoint.to`` of some peer) from which this peer takes its
+    stage back at its start, unless newer checkpoints are here; empty for none."""
     join: tuple[str, ...] = ()
     """Invites ("tutti2...") and multiaddrs ("/ip4/...") to start from."""
     admission: str = ""
@@ -298,7 +315,23 @@ class NodeConfig:
             **{section: kind(**tables[section]) for section, kind in SECTIONS.items()},
         )
         found.check_pauses()
+        found.check_archive()
         return found
+
+    def check_archive(self) -> None:
+        """Raises UsageFault for an archive of checkpoints that cannot be: no place, no interval, or
+        no checkpoints that could be copied."""
+        for place in (self.checkpoint.to, self.node.restore):
+            if place:
+                Address(place)
+        if not self.checkpoint.to:
+            return
+        Every.parse(self.checkpoint.to_every)
+        if not self.checkpoint.writes:
+            raise UsageFault(
+                "checkpoint.to copies the checkpoints of this disk, and none are written here",
+                "leave checkpoint.within_s at its default",
+            )
 
     def check_pauses(self) -> None:
         """Raises UsageFault for pauses by rules without checkpoints: the only holder of a stage
@@ -413,6 +446,10 @@ class NodeConfig:
         """The fetched weights of a stage beside which adapters are trained."""
         return self.swarm_dir(run_id) / "base" / f"stage-{stage}"
 
+    def restoring_dir(self, run_id: str, stage: int) -> Path:
+        """Files of a checkpoint that is taken back from an archive; removed when that is done."""
+        return self.swarm_dir(run_id) / "restoring" / f"stage-{stage}"
+
     def export_dir(self, run_id: str) -> Path:
         """Pieces of stages that an export has fetched and not finished with."""
         return self.swarm_dir(run_id) / "export"
@@ -524,6 +561,14 @@ class NodeConfig:
     def change(self, run_id: str) -> str:
         """What was kept of a run, "" for nothing."""
         return _kept(self.swarm_dir(run_id) / "change")
+
+    def keep_order(self, run_id: str, order: str) -> None:
+        """Keep the owner's newest order to a run. Raises Refused and OutOfResources."""
+        _keep(self.swarm_dir(run_id) / "order", order.encode())
+
+    def order(self, run_id: str) -> str:
+        """The order that was kept of a run, "" for none."""
+        return _kept(self.swarm_dir(run_id) / "order")
 
     def keep_cell(self, run_id: str, cell: str) -> None:
         """Keep which cell of a run this peer belongs to. Raises Refused and OutOfResources."""

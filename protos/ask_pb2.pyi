@@ -69,10 +69,12 @@ class Answer(_message.Message):
     def __init__(self, manifest: _Optional[_Union[ManifestAnswer, _Mapping]] = ..., peers: _Optional[_Union[PeersAnswer, _Mapping]] = ..., ping: _Optional[_Union[PingAnswer, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., reach: _Optional[_Union[ReachAnswer, _Mapping]] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., version: _Optional[str] = ..., time: _Optional[float] = ...) -> None: ...
 
 class ManifestAnswer(_message.Message):
-    __slots__ = ("toml",)
+    __slots__ = ("toml", "order")
     TOML_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
     toml: bytes
-    def __init__(self, toml: _Optional[bytes] = ...) -> None: ...
+    order: str
+    def __init__(self, toml: _Optional[bytes] = ..., order: _Optional[str] = ...) -> None: ...
 
 class PeersAnswer(_message.Message):
     __slots__ = ("peers", "swarm", "called", "reason", "next_step")

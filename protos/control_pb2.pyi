@@ -12,7 +12,7 @@ class StatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("peer", "name", "version", "up_s", "state", "healthy", "reason", "next_step", "swarm", "stage", "role", "layers", "replicas", "epoch", "phase", "loss", "loss_val", "loss_first", "tokens_per_s", "tokens", "micro_batches", "last_work_s", "bytes_sent", "bytes_received", "paths_to", "reachable", "round", "device", "memory_used", "memory_limit", "stash_bytes", "stash_limit", "warnings", "leader", "digest", "time_s", "loss_history", "home", "metrics_url", "addresses", "p2pd_restarts", "digest_mismatches", "cpu_s", "progress", "momentum_lost", "momentum_age", "paths", "cell", "change", "up_rate", "down_rate", "max_up", "max_down", "optimizer_bytes", "recompute", "memory_planned", "memory_plan", "memory_peak", "cause", "leader_name", "left_s", "left_over_s", "warmup", "memory_process", "placed", "texts", "text_bytes", "loss_before", "loss_val_before", "step", "precision", "paused", "paused_until", "pauses", "paused_s", "given_back")
+    __slots__ = ("peer", "name", "version", "up_s", "state", "healthy", "reason", "next_step", "swarm", "stage", "role", "layers", "replicas", "epoch", "phase", "loss", "loss_val", "loss_first", "tokens_per_s", "tokens", "micro_batches", "last_work_s", "bytes_sent", "bytes_received", "paths_to", "reachable", "round", "device", "memory_used", "memory_limit", "stash_bytes", "stash_limit", "warnings", "leader", "digest", "time_s", "loss_history", "home", "metrics_url", "addresses", "p2pd_restarts", "digest_mismatches", "cpu_s", "progress", "momentum_lost", "momentum_age", "paths", "cell", "change", "up_rate", "down_rate", "max_up", "max_down", "optimizer_bytes", "recompute", "memory_planned", "memory_plan", "memory_peak", "cause", "leader_name", "left_s", "left_over_s", "warmup", "memory_process", "placed", "texts", "text_bytes", "loss_before", "loss_val_before", "step", "precision", "paused", "paused_until", "pauses", "paused_s", "given_back", "order", "paused_by_run", "archive")
     class PathsToEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +103,9 @@ class Snapshot(_message.Message):
     PAUSES_FIELD_NUMBER: _ClassVar[int]
     PAUSED_S_FIELD_NUMBER: _ClassVar[int]
     GIVEN_BACK_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    PAUSED_BY_RUN_FIELD_NUMBER: _ClassVar[int]
+    ARCHIVE_FIELD_NUMBER: _ClassVar[int]
     peer: str
     name: str
     version: str
@@ -179,7 +182,38 @@ class Snapshot(_message.Message):
     pauses: int
     paused_s: float
     given_back: str
-    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., up_s: _Optional[float] = ..., state: _Optional[str] = ..., healthy: _Optional[bool] = ..., reason: _Optional[str] = ..., next_step: _Optional[str] = ..., swarm: _Optional[_Union[_ask_pb2.SwarmLine, _Mapping]] = ..., stage: _Optional[int] = ..., role: _Optional[str] = ..., layers: _Optional[str] = ..., replicas: _Optional[int] = ..., epoch: _Optional[int] = ..., phase: _Optional[str] = ..., loss: _Optional[float] = ..., loss_val: _Optional[float] = ..., loss_first: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., tokens: _Optional[int] = ..., micro_batches: _Optional[int] = ..., last_work_s: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., paths_to: _Optional[_Mapping[str, int]] = ..., reachable: _Optional[str] = ..., round: _Optional[_Union[RoundLine, _Mapping]] = ..., device: _Optional[str] = ..., memory_used: _Optional[int] = ..., memory_limit: _Optional[int] = ..., stash_bytes: _Optional[int] = ..., stash_limit: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., digest: _Optional[str] = ..., time_s: _Optional[_Mapping[str, float]] = ..., loss_history: _Optional[_Iterable[float]] = ..., home: _Optional[str] = ..., metrics_url: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., p2pd_restarts: _Optional[int] = ..., digest_mismatches: _Optional[int] = ..., cpu_s: _Optional[float] = ..., progress: _Optional[float] = ..., momentum_lost: _Optional[int] = ..., momentum_age: _Optional[int] = ..., paths: _Optional[_Union[PathsLine, _Mapping]] = ..., cell: _Optional[_Union[CellLine, _Mapping]] = ..., change: _Optional[_Union[ChangeLine, _Mapping]] = ..., up_rate: _Optional[float] = ..., down_rate: _Optional[float] = ..., max_up: _Optional[float] = ..., max_down: _Optional[float] = ..., optimizer_bytes: _Optional[int] = ..., recompute: _Optional[str] = ..., memory_planned: _Optional[int] = ..., memory_plan: _Optional[_Iterable[_Union[MemoryLine, _Mapping]]] = ..., memory_peak: _Optional[int] = ..., cause: _Optional[str] = ..., leader_name: _Optional[str] = ..., left_s: _Optional[float] = ..., left_over_s: _Optional[float] = ..., warmup: _Optional[int] = ..., memory_process: _Optional[int] = ..., placed: _Optional[bool] = ..., texts: _Optional[int] = ..., text_bytes: _Optional[int] = ..., loss_before: _Optional[float] = ..., loss_val_before: _Optional[float] = ..., step: _Optional[str] = ..., precision: _Optional[str] = ..., paused: _Optional[str] = ..., paused_until: _Optional[float] = ..., pauses: _Optional[int] = ..., paused_s: _Optional[float] = ..., given_back: _Optional[str] = ...) -> None: ...
+    order: OrderLine
+    paused_by_run: bool
+    archive: ArchiveLine
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., version: _Optional[str] = ..., up_s: _Optional[float] = ..., state: _Optional[str] = ..., healthy: _Optional[bool] = ..., reason: _Optional[str] = ..., next_step: _Optional[str] = ..., swarm: _Optional[_Union[_ask_pb2.SwarmLine, _Mapping]] = ..., stage: _Optional[int] = ..., role: _Optional[str] = ..., layers: _Optional[str] = ..., replicas: _Optional[int] = ..., epoch: _Optional[int] = ..., phase: _Optional[str] = ..., loss: _Optional[float] = ..., loss_val: _Optional[float] = ..., loss_first: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., tokens: _Optional[int] = ..., micro_batches: _Optional[int] = ..., last_work_s: _Optional[float] = ..., bytes_sent: _Optional[int] = ..., bytes_received: _Optional[int] = ..., paths_to: _Optional[_Mapping[str, int]] = ..., reachable: _Optional[str] = ..., round: _Optional[_Union[RoundLine, _Mapping]] = ..., device: _Optional[str] = ..., memory_used: _Optional[int] = ..., memory_limit: _Optional[int] = ..., stash_bytes: _Optional[int] = ..., stash_limit: _Optional[int] = ..., warnings: _Optional[_Iterable[str]] = ..., leader: _Optional[str] = ..., digest: _Optional[str] = ..., time_s: _Optional[_Mapping[str, float]] = ..., loss_history: _Optional[_Iterable[float]] = ..., home: _Optional[str] = ..., metrics_url: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ..., p2pd_restarts: _Optional[int] = ..., digest_mismatches: _Optional[int] = ..., cpu_s: _Optional[float] = ..., progress: _Optional[float] = ..., momentum_lost: _Optional[int] = ..., momentum_age: _Optional[int] = ..., paths: _Optional[_Union[PathsLine, _Mapping]] = ..., cell: _Optional[_Union[CellLine, _Mapping]] = ..., change: _Optional[_Union[ChangeLine, _Mapping]] = ..., up_rate: _Optional[float] = ..., down_rate: _Optional[float] = ..., max_up: _Optional[float] = ..., max_down: _Optional[float] = ..., optimizer_bytes: _Optional[int] = ..., recompute: _Optional[str] = ..., memory_planned: _Optional[int] = ..., memory_plan: _Optional[_Iterable[_Union[MemoryLine, _Mapping]]] = ..., memory_peak: _Optional[int] = ..., cause: _Optional[str] = ..., leader_name: _Optional[str] = ..., left_s: _Optional[float] = ..., left_over_s: _Optional[float] = ..., warmup: _Optional[int] = ..., memory_process: _Optional[int] = ..., placed: _Optional[bool] = ..., texts: _Optional[int] = ..., text_bytes: _Optional[int] = ..., loss_before: _Optional[float] = ..., loss_val_before: _Optional[float] = ..., step: _Optional[str] = ..., precision: _Optional[str] = ..., paused: _Optional[str] = ..., paused_until: _Optional[float] = ..., pauses: _Optional[int] = ..., paused_s: _Optional[float] = ..., given_back: _Optional[str] = ..., order: _Optional[_Union[OrderLine, _Mapping]] = ..., paused_by_run: _Optional[bool] = ..., archive: _Optional[_Union[ArchiveLine, _Mapping]] = ...) -> None: ...
+
+class ArchiveLine(_message.Message):
+    __slots__ = ("to", "epoch", "known", "at", "trouble")
+    TO_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    AT_FIELD_NUMBER: _ClassVar[int]
+    TROUBLE_FIELD_NUMBER: _ClassVar[int]
+    to: str
+    epoch: int
+    known: bool
+    at: float
+    trouble: str
+    def __init__(self, to: _Optional[str] = ..., epoch: _Optional[int] = ..., known: _Optional[bool] = ..., at: _Optional[float] = ..., trouble: _Optional[str] = ...) -> None: ...
+
+class OrderLine(_message.Message):
+    __slots__ = ("number", "verb", "reason", "begins", "in_force")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    VERB_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    BEGINS_FIELD_NUMBER: _ClassVar[int]
+    IN_FORCE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    verb: str
+    reason: str
+    begins: float
+    in_force: bool
+    def __init__(self, number: _Optional[int] = ..., verb: _Optional[str] = ..., reason: _Optional[str] = ..., begins: _Optional[float] = ..., in_force: _Optional[bool] = ...) -> None: ...
 
 class MemoryLine(_message.Message):
     __slots__ = ("when", "what", "bytes")
@@ -657,6 +691,18 @@ class SwitchReply(_message.Message):
     REVISION_FIELD_NUMBER: _ClassVar[int]
     revision: int
     def __init__(self, revision: _Optional[int] = ...) -> None: ...
+
+class OrderRequest(_message.Message):
+    __slots__ = ("order",)
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    order: str
+    def __init__(self, order: _Optional[str] = ...) -> None: ...
+
+class OrderReply(_message.Message):
+    __slots__ = ("number",)
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    def __init__(self, number: _Optional[int] = ...) -> None: ...
 
 class CellsRequest(_message.Message):
     __slots__ = ()

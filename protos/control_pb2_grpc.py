@@ -115,6 +115,11 @@ class ControlStub:
                 request_serializer=protos_dot_control__pb2.SwitchRequest.SerializeToString,
                 response_deserializer=protos_dot_control__pb2.SwitchReply.FromString,
                 _registered_method=True)
+        self.Order = channel.unary_unary(
+                '/tutti.v1.Control/Order',
+                request_serializer=protos_dot_control__pb2.OrderRequest.SerializeToString,
+                response_deserializer=protos_dot_control__pb2.OrderReply.FromString,
+                _registered_method=True)
 
 
 class ControlServicer:
@@ -226,6 +231,13 @@ class ControlServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Order(self, request, context):
+        """an order to the run that the owner signed: check it and pass it on
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ControlServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -308,6 +320,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Switch,
                     request_deserializer=protos_dot_control__pb2.SwitchRequest.FromString,
                     response_serializer=protos_dot_control__pb2.SwitchReply.SerializeToString,
+            ),
+            'Order': grpc.unary_unary_rpc_method_handler(
+                    servicer.Order,
+                    request_deserializer=protos_dot_control__pb2.OrderRequest.FromString,
+                    response_serializer=protos_dot_control__pb2.OrderReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -742,6 +759,33 @@ class Control:
             '/tutti.v1.Control/Switch',
             protos_dot_control__pb2.SwitchRequest.SerializeToString,
             protos_dot_control__pb2.SwitchReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Order(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/tutti.v1.Control/Order',
+            protos_dot_control__pb2.OrderRequest.SerializeToString,
+            protos_dot_control__pb2.OrderReply.FromString,
             options,
             channel_credentials,
             insecure,

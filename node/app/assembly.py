@@ -35,7 +35,14 @@ from node.app.tuning import precision_of
 from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.service import CellRound
 from node.averaging.strategies.group_forming import TIMES
+from node.checkpoint.archive.address import Address
+from node.checkpoint.archive.aside import Aside
+from node.checkpoint.archive.keeper import ArchiveKeeper, ArchivePorts
+from node.checkpoint.archive.machine import OnDisk
+from node.checkpoint.archive.place import Archive
+from node.checkpoint.archive.restore import restore
 from node.checkpoint.errors import NoDonor
+from node.checkpoint.files import yield_to_others
 from node.checkpoint.service import StateService
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
@@ -161,6 +168,8 @@ class Assembled(Services):
     """Places of the texts that are generated at once."""
     recording: RecordingFile | None
     """The recording of the machines; None if nobody asked for one."""
+    archive: ArchiveKeeper | None
+    """The copies of this peer's checkpoints; None if its operator names no place for them."""
 
 
 async def assemble(
@@ -254,6 +263,14 @@ async def assemble(
     )
     if manifest.swarm.continues:
         await asyncio.to_thread(inherit, config, manifest, stage, store, journal)
+    to = _archive(config.checkpoint.to, manifest, identity.peer_id)
+    source = _archive(config.node.restore, manifest, identity.peer_id)
+    if source is not None:
+        on_step(f"takes its stage back from {source.address.shown}")
+        scratch = config.restoring_dir(manifest.run_id, stage)
+        await Aside(clock).call(
+            lambda work: restore(source, store, stage, scratch, journal, work.goes_on)
+        )
     if isinstance(module, Ends):
         at_once = logits_at_once(config, manifest, stage, verdict, device.is_cuda)
         module.logits_at_once = at_once
@@ -318,6 +335,21 @@ async def assemble(
     parameter_bytes = 0
     if not state.empty:
         parameter_bytes = sum(t.nbytes for t in base_of(module).values())
+    archive = None
+    if to is not None:
+        here = services.work.local_checkpoints
+        archive = ArchiveKeeper(
+            to,
+            stage,
+            config.checkpoint,
+            ArchivePorts(
+                store,
+                lambda: OnDisk([version.epoch for version in here.versions()], here.stride),
+                clock,
+                journal,
+                yield_to_others,
+            ),
+        )
     return Assembled(
         **vars(services),
         manifest=manifest,
@@ -336,7 +368,18 @@ async def assemble(
         files=ModelFiles(lambda: run_files.fetched(transport, [*presence.view.ends])),
         texts=asyncio.Semaphore(AT_ONCE),
         recording=recording,
+        archive=archive,
     )
+
+
+def _archive(place: str, manifest: Manifest, me: PeerId) -> Archive | None:
+    """The archive of checkpoints at a place that the operator names; None for no name. Raises
+    UsageFault."""
+    if not place:
+        return None
+    address = Address(place)
+    address.check()
+    return Archive(address, manifest.run_id, me)
 
 
 def _recording(config: NodeConfig, journal: Journal) -> RecordingFile | None:

@@ -24,10 +24,18 @@ from node.app.assembly import Assembled, assemble, check_room, split_between
 from node.app.capacity import KERNELS, MainMemory, main_memory
 from node.app.catchup import catch_up, keep_base
 from node.app.last import STARTED, STOPPING
-from node.app.launch import Child, again, as_flags, ask_to_end, for_child, stop_all
+from node.app.launch import (
+    Child,
+    again,
+    as_flags,
+    ask_to_end,
+    environment_of_child,
+    for_child,
+    stop_all,
+)
 from node.app.node import Node
 from node.app.operator_service import OperatorService
-from node.app.peer import keep, leave
+from node.app.peer import DRAIN_S, keep, leave
 from node.app.tuning import first_work, tune_meanwhile, worth
 from node.availability.machine import By
 from node.availability.words import PUBLIC
@@ -71,6 +79,8 @@ from node.inference.forwarding import EndsService
 from node.manifest import Manifest
 from node.model.device import Device, give_all_back, set_threads
 from node.model.settings import DIGEST
+from node.orders.keeper import OrderKeeper, OrderPorts
+from node.orders.order import Order, RunEnded, Verb
 from node.reach.standing import Standing
 from node.telemetry.events import Event, JournalHandler
 from node.telemetry.resources import cores
@@ -89,12 +99,16 @@ KEEP_PEERS = 8
 GOODBYE_S = 1.0
 """Least seconds for a goodbye before a pause, which takes one message to the leader."""
 LOOK_S = 0.1
-"""Seconds between two looks at a stage that is being built."""
+"""Seconds between two looks at a stage that is being built, or at the company in the directory."""
+COMPANY_S = 3.0
+"""Seconds in which a peer that starts should have met somebody in the directory."""
 LAN_PEERS = 32
 """Peers of the run that are met because they announce themselves on the LAN; the directory tells of
 the others."""
 
 
+ARCHIVE_S = 60.0
+"""Seconds for a copy of the last checkpoint, when the run's owner pauses or ends the run."""
 CHILD_PAUSE_S = 60.0
 """Longest pause, in seconds, before a child that ends again and again is started anew."""
 CHILD_STEADY_S = 30.0
@@ -104,7 +118,10 @@ CHILD_ADMITTED_S = 365 * 86400.0
 
 
 class Daemon(Node):
-    """One peer."""
+    """One peer. ``told_order``: an order of the run's owner that came with the manifest, not
+    checked yet."""
+
+    told_order = ""
 
     def __init__(
         self, config: NodeConfig, manifest: Manifest | None, invite: Invite | None
@@ -218,6 +235,7 @@ class Daemon(Node):
         self.tasks.spawn(self._keep_acquaintances(self.manifest), "acquaintances", eternal=True)
         self.tasks.spawn(self._keep_dht_mode(directory, bool(bootstrap)), "dht mode", eternal=True)
         await self._meet_on_the_lan(self.manifest, directory)
+        await self._hear_orders(self.manifest, presence)
         if self.role == "rendezvous":
             presence.announce(self.body)
             self.journal.emit(
@@ -244,6 +262,86 @@ class Daemon(Node):
         hosting = self._keep_hosting(presence, self.manifest, stage, solo)
         self.tasks.spawn(hosting, "hosting", eternal=True)
 
+    # ----------------------------------------------------------- the run's owner
+
+    async def _hear_orders(self, manifest: Manifest, presence: Presence) -> None:
+        """Find out what the run's owner has ordered, and obey newer orders from now on. Raises
+        RunEnded for a run that has ended; a rendezvous goes on and tells others so."""
+        run_id = manifest.run_id
+        orders = OrderKeeper(
+            self.identity.peer_id,
+            run_id,
+            manifest.swarm.owner,
+            OrderPorts(
+                presence.directory,
+                self.clock,
+                self.journal,
+                partial(self.config.keep_order, run_id),
+                self._obey,
+                self.transport.fault,
+                lambda: presence.times,
+            ),
+            self.config.order(run_id),
+        )
+        if self.told_order:
+            orders.hear(self.told_order)
+        if self._bootstrap():
+            # Nobody has been met yet; an order that is learned later costs a stage built in vain.
+            for _ in range(round(COMPANY_S / LOOK_S)):
+                if presence.directory.neighbours:
+                    break
+                await asyncio.sleep(LOOK_S)
+        await orders.look()
+        self.orders = orders
+        if orders.ended and orders.known is not None and self.role != "rendezvous":
+            raise RunEnded(orders.known)
+        self.tasks.spawn(orders.run(), "orders", eternal=True)
+
+    def _obey(self, order: Order) -> None:
+        """An order of the run's owner is in force."""
+        if self.role == "rendezvous":
+            return
+        match order.verb:
+            case Verb.PAUSE:
+                self.availability.run_paused(order.begins, order.reason)
+            case Verb.RESUME:
+                self.availability.run_resumed()
+            case Verb.END:
+                # Before the first look is over, the start ends with the fault that says so.
+                if self.orders is not None:
+                    self.tasks.spawn(self._end_with_run(order), "run end")
+
+    async def _end_with_run(self, order: Order) -> None:
+        """Finish the epoch under way and end, with the last state on the disk."""
+        why = f"the run was ended {order.words(self.clock.wall())}"
+        async with self._changing:
+            a = self.assembled
+            if a is not None and a.training.started and not self.going:
+                self.draining = True
+                if self.presence is not None:
+                    self.presence.changed()
+                self.journal.emit("daemon", "run-ending", f"{why}: finishes the epoch under way")
+                if not await self._say_goodbye(a, why, self._epoch_s(), hands_over=False):
+                    text = "the epoch did not end in time; ends all the same"
+                    self.journal.emit("daemon", "run-end-hasty", text, "warning")
+        where = ""
+        if self.manifest is not None:
+            where = f" under {self.config.checkpoint_dir(self.manifest.run_id)}"
+        text = (
+            f"{why}; the last epoch of this stage is kept{where}. The owner goes on from it, and "
+            "exports the model, with  tutti swarm init --continue swarm.toml  and  tutti export DIR"
+        )
+        self.journal.emit("daemon", "run-ended", text)
+        self.stop(why)
+
+    def _epoch_s(self) -> float:
+        """Seconds within which the epoch under way should have ended, however slow it is."""
+        return DRAIN_S + self.view.tally.left_s(time.monotonic())
+
+    def _is_last_keeper(self) -> bool:
+        """Return True if no other peer keeps the state, because the owner stops the whole run."""
+        return self.orders is not None and (self.orders.paused or self.orders.ended)
+
     # ----------------------------------------------------------- working, and pausing
 
     async def _until_open(self, presence: Presence) -> None:
@@ -258,7 +356,9 @@ class Daemon(Node):
         self.tasks.spawn(keeper.run(), "availability", eternal=True)
         if keeper.paused is None:
             return
-        text = f"starts paused {keeper.reason}; go on with  tutti resume"
+        text = f"starts paused {keeper.reason}"
+        if keeper.paused.by is not By.RUN:
+            text += "; go on with  tutti resume"
         self.journal.emit("daemon", "paused", text)
         self.paused = keeper.public_reason
         self.put_away.set()
@@ -365,16 +465,32 @@ class Daemon(Node):
         """Finish the epoch under way and hand over, if that is soon enough for the operator; else
         say goodbye at once, and others do this peer's part of the epoch again."""
         seconds = self.config.availability.leave_s
-        if self.hasty_pause or self.view.tally.left_s(time.monotonic()) > seconds:
+        by_run = self.availability.paused_by_run
+        if by_run:
+            # Others leave at the same moment, and everybody has to come back with one version.
+            seconds = self._epoch_s()
+        elif self.view.tally.left_s(time.monotonic()) > seconds:
             seconds = 0.0
+        if self.hasty_pause:
+            seconds = 0.0
+        why = f"pauses {self.availability.public_reason}"
+        if not await self._say_goodbye(a, why, max(GOODBYE_S, seconds), hands_over=not by_run):
+            text = "leaves before the epoch ended and its state was fetched by others"
+            self.journal.emit("daemon", "pause-hasty", text)
+
+    async def _say_goodbye(
+        self, a: Assembled, why: str, seconds: float, *, hands_over: bool
+    ) -> bool:
+        """Finish the epoch under way and hand over, unless the daemon is told to end meanwhile.
+        Return False if that was not done after ``seconds``."""
+        done = True
 
         async def say_goodbye() -> None:
+            nonlocal done
             try:
-                why = f"pauses {self.availability.public_reason}"
-                await leave(a, why, max(GOODBYE_S, seconds))
+                await leave(a, why, seconds, hands_over=hands_over)
             except TimeoutError:
-                text = "leaves before the epoch ended and its state was fetched by others"
-                self.journal.emit("daemon", "pause-hasty", text)
+                done = False
 
         goodbye = self.tasks.spawn(say_goodbye(), "goodbye")
         end = self.tasks.spawn(self._end.wait(), "end")
@@ -383,6 +499,7 @@ class Daemon(Node):
         for task in (goodbye, end):
             task.cancel()
         await asyncio.wait({goodbye, end})
+        return done
 
     async def _give_stage_up(self) -> bool:
         """End everything that belongs to the stage, and write its committed state. Return False if
@@ -395,7 +512,8 @@ class Daemon(Node):
         await self.stage_tasks.close()
         self.transport.vacate()
         if a is not None:
-            kept = await keep(a, self.journal)
+            kept = await keep(a, self.journal, always=self._is_last_keeper())
+            await self._archive_last()
             await _close_services(a)
         self.assembled = None
         await asyncio.to_thread(stop_all, self.children)
@@ -500,6 +618,18 @@ class Daemon(Node):
             where = self.config.base_dir(manifest.run_id, stage)
             self.stage_tasks.spawn(keep_base(a.work, where, self.journal), "base")
         self.start(a, presence, manifest)
+        self._archive_from(a)
+
+    def _archive_from(self, a: Assembled) -> None:
+        """Copy checkpoints from now on, if the operator names a place."""
+        self.archive = a.archive
+        if a.archive is not None:
+            self.stage_tasks.spawn(a.archive.run(), "archive", eternal=True)
+
+    async def _archive_last(self) -> None:
+        """Copy the last checkpoint of a stage that the run's owner stops at all peers."""
+        if self.archive is not None and self._is_last_keeper():
+            await self.archive.copy_newest(ARCHIVE_S)
 
     async def _tune(self, a: Assembled) -> None:
         """Measure the processor, and the memory of a micro-batch anew: in another number format it
@@ -613,7 +743,9 @@ class Daemon(Node):
                 settings["admission"] = admission_token(
                     self.identity, manifest.run_id, guest, self.clock.wall() + CHILD_ADMITTED_S
                 ).hex()
-            child = Child(f"stage {stage}", home, ("start", swarm, *as_flags(settings)))
+            words = ("start", swarm, *as_flags(settings))
+            environment = environment_of_child(self.config)
+            child = Child(f"stage {stage}", home, words, environment=environment)
             child.start()
             self.children.append(child)
             self._loading[stage] = time.monotonic()
@@ -639,6 +771,8 @@ class Daemon(Node):
                 due = 0.0
                 pause = RETRY_S
                 self.child_trouble.pop(child.label, None)
+            elif self._is_last_keeper():
+                pass  # it has obeyed the run's owner a moment before this daemon
             elif not child.running and not self.ending and now >= due:
                 # One that cannot start says why in its last words, and is not started every second
                 # for ever.
@@ -672,7 +806,9 @@ class Daemon(Node):
         if self.presence is not None:
             await self.presence.close(stays=self.moved and self.to_cell is None)
         if a is not None:
-            kept = not self.moved and await keep(a, self.journal)
+            always = self._is_last_keeper()
+            kept = not self.moved and await keep(a, self.journal, always=always)
+            await self._archive_last()
             await _close_services(a)
         if self.to_cell is not None and self.manifest is not None:
             try:
@@ -839,6 +975,7 @@ class Daemon(Node):
                 return Refused(answer.refusal.reason[:200] or "answered something else")
             manifest = Manifest.parse(answer.manifest.toml)
             manifest.verify(invite.run_id, invite.owner)
+            self.told_order = self.told_order or answer.manifest.order
         except (UsageFault, Refused, WireError) as e:
             return Refused(str(e)[:200])
         return manifest

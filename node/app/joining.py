@@ -52,6 +52,8 @@ from node.identity.invites import Invite, fitting_addresses, is_invite, within_l
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended, read_manifest
 from node.model.shapes import layers_said
+from node.orders.order import RunEnded, Verb
+from node.orders.order import read as read_order
 from protos.ask_pb2 import Answer, Ask, AskManifest, AskPeers, PeersAnswer
 
 if TYPE_CHECKING:
@@ -104,7 +106,7 @@ def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite 
         # Not known yet: the daemon asks the swarm for it and checks it against the invite.
         manifest = _known(ours, invite)
     elif addresses and ours.node.role != "rendezvous":
-        manifest, _ = look(ours, *addresses)
+        manifest, _ = look(ours, *addresses, joins=True)
         ours.remember(manifest)
     else:
         manifest, invite = last_or_solo(ours)
@@ -589,9 +591,11 @@ def _by_run(found: Sequence[Found]) -> dict[str, list[Found]]:
     return runs
 
 
-def look(ours: NodeConfig, *places: str) -> tuple[Manifest, Invite]:
+def look(ours: NodeConfig, *places: str, joins: bool = False) -> tuple[Manifest, Invite]:
     """The verified manifest behind an invite or addresses, asked from the swarm unless remembered;
-    and the invite."""
+    and the invite. If the run's owner has paused or ended the run, and the peer that answers knows
+    that, stderr has a line about it. ``joins``: this machine is to take part, so that an end is
+    raised as RunEnded."""
     if places[0].startswith("/"):
         answer = _await_answer(places, Ask(manifest=AskManifest()), _asker().seed())
         manifest = Manifest.parse(answer.manifest.toml)
@@ -601,6 +605,7 @@ def look(ours: NodeConfig, *places: str) -> tuple[Manifest, Invite]:
             "prove which run you join, an invite does",
             file=sys.stderr,
         )
+        _heed(manifest, answer.manifest.order, joins)
         return manifest, Invite(manifest.run_id, manifest.swarm.owner, within_limits(places))
     invite = Invite.decode(places[0])
     manifest = _known(ours, invite)
@@ -612,8 +617,30 @@ def look(ours: NodeConfig, *places: str) -> tuple[Manifest, Invite]:
             seed,
         )
         manifest = Manifest.parse(answer.manifest.toml)
+        manifest.verify(invite.run_id, invite.owner)
+        _heed(manifest, answer.manifest.order, joins)
     manifest.verify(invite.run_id, invite.owner)
     return manifest, invite
+
+
+def _heed(manifest: Manifest, text: str, joins: bool) -> None:
+    """Print what the run's owner has ordered, if a peer has told an order. Raises RunEnded for an
+    end if this machine ``joins``."""
+    if not text:
+        return
+    try:
+        order = read_order(manifest.run_id, manifest.swarm.owner, text)
+    except Refused:
+        return  # the peer made it up
+    if order.verb is Verb.END and joins:
+        raise RunEnded(order)
+    done = {Verb.PAUSE: "paused", Verb.END: "ended"}.get(order.verb)
+    if done is None:
+        return
+    waits = ""
+    if order.verb is Verb.PAUSE:
+        waits = "; a peer that joins waits until the owner lets it go on"
+    print(f"the run is {done} {order.words(time.time())}{waits}", file=sys.stderr)
 
 
 def _await_answer(places: tuple[str, ...], question: Ask, seed: bytes) -> Answer:

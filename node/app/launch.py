@@ -51,15 +51,25 @@ OF_PARENT = {
 pauses, and writes the curves of the run."""
 NOT_HANDED_ON = ("swarm", "data", "data_hosts", "tokenizer", "weights", "admission")
 """Settings of a parent that are none of its children's."""
+BY_ENVIRONMENT = {"checkpoint.to": "TUTTI_CHECKPOINT_TO", "restore": "TUTTI_RESTORE"}
+"""Settings that children get by these variables, because an address may hold a password and others
+can read command lines."""
 
 
 def for_child(config: NodeConfig, name: str, stage: int, join: str) -> dict[str, Any]:
     """Settings of a child that hosts a block stage: its parent's explicit ones, and its own."""
     said = config_document(config).items()
-    given = {k: one["value"] for k, one in said if one["source"] and k not in NOT_HANDED_ON}
+    apart = (*NOT_HANDED_ON, *BY_ENVIRONMENT)
+    given = {k: one["value"] for k, one in said if one["source"] and k not in apart}
     own = {"name": name, "role": "stage", "stage": stage, "join": join, "threads": 1}
     # The parent reads the last words of a child that ends.
     return given | own | {"metrics_port": -1, "log_format": "text"} | OWN_PORTS | OF_PARENT
+
+
+def environment_of_child(config: NodeConfig) -> dict[str, str]:
+    """Variables with the settings of a parent that no command line may show."""
+    said = config_document(config)
+    return {variable: str(said[name]["value"]) for name, variable in BY_ENVIRONMENT.items()}
 
 
 def as_flags(settings: Mapping[str, Any]) -> tuple[str, ...]:
@@ -85,6 +95,8 @@ class Child:
     through: tuple[str, ...] = ()
     process: subprocess.Popen[bytes] | None = None
     log: Path = field(default=Path())
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables of its own, besides those of this process."""
 
     @property
     def running(self) -> bool:
@@ -102,7 +114,8 @@ class Child:
         self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.log = self.home / LOG
         words = ["--home", str(self.home), *self.arguments]
-        self.process = self.launch(words, {**os.environ, "PYTHONUNBUFFERED": "1", MOVED: ""})
+        variables = {**os.environ, "PYTHONUNBUFFERED": "1", MOVED: "", **self.environment}
+        self.process = self.launch(words, variables)
 
     def launch(self, words: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
         """A process that runs ``tutti`` with these words. It dies when its parent is killed, and a

@@ -18,6 +18,7 @@ from node.app.capacity import check_memory
 from node.app.peer import Peer
 from node.app.timekeeping import ClockKeeper
 from node.availability.keeper import AvailabilityKeeper
+from node.checkpoint.archive.keeper import ArchiveKeeper
 from node.config import NodeConfig
 from node.core.clock import Since, SystemClock
 from node.core.errors import LocalFault, NetworkFault, ProtocolMismatch, Refused
@@ -30,6 +31,7 @@ from node.identity.admission import Gate, shown
 from node.identity.invites import Invite
 from node.identity.keys import Identity
 from node.manifest import Manifest
+from node.orders.keeper import OrderKeeper
 from node.reach.standing import Standing
 from node.telemetry.events import Journal, Sink
 from node.telemetry.metrics import Metrics
@@ -84,6 +86,10 @@ class Node(Peer[Assembled]):
         )
         self.clocks = ClockKeeper(self.transport, self.journal)
         self.availability = AvailabilityKeeper(config.availability, config.pause_path, self.journal)
+        self.archive: ArchiveKeeper | None = None
+        """The copies of this peer's checkpoints; None if its operator names no place for them."""
+        self.orders: OrderKeeper | None = None
+        """The orders of the run's owner; None until the run is known."""
         self.lan: Nearby | None = None
         self.step = "looks for the swarm"
         """The step of the start that is under way."""

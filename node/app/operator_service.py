@@ -11,6 +11,7 @@ from node.app.assembly import Assembled
 from node.app.export.exporter import Exporter
 from node.app.node import Node
 from node.app.snapshot import SnapshotBuilder
+from node.availability.machine import By
 from node.control.naming import resolve
 from node.control.service import Window, as_event
 from node.core.errors import (
@@ -71,7 +72,10 @@ class OperatorService(SnapshotBuilder, Window):
             # A stranger learns nothing of a private run, not even its members.
             self._d.gate.admit(peer, getattr(question, kind).admission, self._d.clock.wall())
         if kind == "manifest" and m is not None and question.manifest.run_id in ("", m.run_id):
-            return ask.Answer(manifest=ask.ManifestAnswer(toml=self._text(m)))
+            order = ""
+            if self._d.orders is not None and self._d.orders.known is not None:
+                order = self._d.orders.known.text
+            return ask.Answer(manifest=ask.ManifestAnswer(toml=self._text(m), order=order))
         if kind == "peers":
             return ask.Answer(peers=await self._answer_peers(question.peers.call))
         raise LocalFault(self._why_not(kind), code=ExitCode.PROTOCOL)
@@ -189,10 +193,16 @@ class OperatorService(SnapshotBuilder, Window):
         return text
 
     def resume(self) -> str:
-        """Work again at once. Raises UsageFault for a daemon that is not paused."""
+        """Work again at once, unless the run's owner pauses the run. Raises UsageFault for a daemon
+        that is not paused by its own operator or rules."""
         d = self._d
         if d.availability.paused is None:
             raise UsageFault("this daemon is not paused", "see what it does with  tutti status")
+        if d.availability.paused.by is By.RUN:
+            raise UsageFault(
+                f"the run is paused {d.availability.reason}",
+                "its owner lets it go on:  tutti swarm resume",
+            )
         try:
             d.availability.resume()
         except OSError as e:
@@ -200,6 +210,8 @@ class OperatorService(SnapshotBuilder, Window):
                 f"goes on, but the pause stays on the disk: {e.strerror or e}",
                 f"remove {d.config.pause_path}",
             ) from e
+        if d.availability.paused is not None:
+            return f"stays paused {d.availability.reason}"
         return "goes on: it takes its stage back; see  tutti status"
 
     # ----------------------------------------------------------- the model
@@ -311,6 +323,13 @@ class OperatorService(SnapshotBuilder, Window):
                 f"give the new one the number {known.revision + 1}",
             )
         return pb.SwitchReply(revision=rules.revision)
+
+    def order(self, order: str) -> pb.OrderReply:
+        """An order of the run's owner, to everybody. Raises Refused when the owner did not sign it,
+        or a newer one is known, NetworkFault before this peer is in the run."""
+        if self._d.orders is None:
+            raise NetworkFault("no swarm yet", "wait until tutti status shows one")
+        return pb.OrderReply(number=self._d.orders.give(order).number)
 
     def invite(self) -> pb.InviteReply:
         """The line another machine needs: how to reach this peer, and for when it is not there

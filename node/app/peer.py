@@ -450,21 +450,23 @@ class Peer(ABC, Generic[S]):
         self.stop("drained")
 
 
-async def keep(a: Services, journal: Journal) -> bool:
+async def keep(a: Services, journal: Journal, *, always: bool = False) -> bool:
     """Write the committed state to disk. The process takes no part any more and ends afterwards.
-    Return False if that failed; the journal says why."""
+    ``always``: also where this peer's settings want no checkpoints, because no other peer keeps the
+    state. Return False if that failed; the journal says why."""
     epoch = a.stage.version.epoch
-    if await a.work.keep(KEEP_S):
+    if await a.work.keep(KEEP_S, always=always):
         return True
     text = f"epoch {epoch} is not on disk: the next start goes on from an older one"
     journal.emit("daemon", "not-kept", text, "error", epoch=epoch)
     return False
 
 
-async def leave(a: Services, why: str, seconds: float) -> None:
-    """Finish the epoch under way and hand over. Raises TimeoutError after ``seconds``."""
+async def leave(a: Services, why: str, seconds: float, *, hands_over: bool = True) -> None:
+    """Finish the epoch under way and hand over, unless all leave and nobody takes anything. Raises
+    TimeoutError after ``seconds``."""
     async with asyncio.timeout(seconds):
-        await a.training.leave(why)
+        await a.training.leave(why, hands_over=hands_over)
 
 
 # ------------------------------------------------------------ the cells of a run

@@ -224,6 +224,9 @@ class SnapshotBuilder:
             pauses=d.availability.count.pauses,
             paused_s=d.availability.seconds_paused(),
             given_back=d.given_back,
+            order=self._order(),
+            archive=self._archive(),
+            paused_by_run=d.availability.paused_by_run,
         )
         s.MergeFrom(t.shown)
         if d.place is not None:
@@ -340,6 +343,8 @@ class SnapshotBuilder:
                 "sides of a partition met"
             )
         s.warnings.extend(self._troubles)
+        if d.archive is not None and d.archive.trouble:
+            s.warnings.append(d.archive.trouble)
         if refused := d.transport.refusals.line():
             s.warnings.append(refused)
         if n := a.pipeline.math.slice:
@@ -415,6 +420,7 @@ class SnapshotBuilder:
             disk=self._disk,
             child_trouble=tuple(d.child_trouble.values()),
             paused=self._paused(),
+            paused_by_run=d.availability.paused_by_run,
         )
         if a is None or d.presence is None:
             return general
@@ -474,6 +480,36 @@ class SnapshotBuilder:
             ways_had_time=s.up_s >= 2 * WAY_TIMEOUT_S,
             idle_s=idle_s,
             idle_most_s=max(STALL_S, STALL_EPOCHS * expected, _allowed(a, d.manifest)),
+        )
+
+    def _archive(self) -> pb.ArchiveLine | None:
+        """The copies of this peer's checkpoints; None where none are made."""
+        archive = self._d.archive
+        if archive is None:
+            return None
+        at = 0.0
+        if archive.copied is not None:
+            at = archive.copied[1]
+        return pb.ArchiveLine(
+            to=archive.shown,
+            epoch=archive.last or 0,
+            known=archive.last is not None,
+            at=at,
+            trouble=archive.trouble,
+        )
+
+    def _order(self) -> pb.OrderLine | None:
+        """The newest order of the run's owner; None for none."""
+        orders = self._d.orders
+        if orders is None or orders.known is None:
+            return None
+        known = orders.known
+        return pb.OrderLine(
+            number=known.number,
+            verb=known.verb.value,
+            reason=known.reason,
+            begins=known.begins,
+            in_force=known == orders.orders.in_force,
         )
 
     def _paused(self) -> str:

@@ -24,6 +24,8 @@ from node.availability.machine import (
     ResumeAsked,
     ReturnFailed,
     Rules,
+    RunPaused,
+    RunResumed,
     Sampled,
 )
 from node.availability.settings import AvailabilitySettings
@@ -132,10 +134,15 @@ class AvailabilityKeeper:
 
     @property
     def reason(self) -> str:
-        """The reason of the pause in one line, empty while there is none."""
+        """The reason of the pause in one line, empty while there is none. A pause of the run's
+        owner beside the operator's is named too: both must end."""
         if self.paused is None:
             return ""
-        return reason(self.paused, self._ends_at)
+        said = reason(self.paused, self._ends_at)
+        by_run = self.machine.by_run
+        if by_run is not None and self.paused.by is not By.RUN:
+            said += f"; the run is paused {reason(by_run, None)}"
+        return said
 
     @property
     def public_reason(self) -> str:
@@ -169,6 +176,20 @@ class AvailabilityKeeper:
         OSError if the pause cannot be removed from the disk."""
         self._feed(ResumeAsked())
         kept.write(self._path, None)
+
+    def run_paused(self, since: float, why: str) -> None:
+        """The run's owner has paused the run, at ``since`` Unix seconds. The order is kept
+        elsewhere."""
+        self._feed(RunPaused(since, why))
+
+    def run_resumed(self) -> None:
+        """The run's owner lets the run go on."""
+        self._feed(RunResumed())
+
+    @property
+    def paused_by_run(self) -> bool:
+        """True while the run's owner pauses the run, whatever else pauses this daemon."""
+        return self.machine.by_run is not None
 
     def failed(self, why: str) -> None:
         """The daemon could not take its stage back, because others have the memory."""

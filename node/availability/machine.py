@@ -1,12 +1,14 @@
 """The state machine that decides when this machine works for the swarm and when it pauses.
 
-Enters: commands of the operator, and every few seconds a sample: the local time of day and the
-signs of use. Leaves: :class:`Close` with the reason, :class:`Open`. Never: a clock, a measurement.
+Enters: commands of the operator, orders of the run's owner, and every few seconds a sample: the
+local time of day and the signs of use. Leaves: :class:`Close` with the reason, :class:`Open`.
+Never: a clock, a measurement.
 
-The first of these rules that closes the machine gives the reason: the operator's pause, a failed
-return, the hours, another program on the GPU, other load, keyboard or mouse. A ``resume`` ends the
-operator's pause, and sets aside the rules that close the machine at that moment; each of them
-counts again after it has been open once.
+The first of these rules that closes the machine gives the reason: the operator's pause, that of the
+run's owner, a failed return, the hours, another program on the GPU, other load, keyboard or mouse.
+A ``resume`` ends the operator's pause, and sets aside the rules that close the machine at that
+moment; each of them counts again after it has been open once. The pause of the run's owner ends
+only by the owner's own order.
 """
 
 from collections.abc import Iterator
@@ -35,6 +37,7 @@ class By(StrEnum):
     """The rule that pauses the daemon."""
 
     OPERATOR = "operator"
+    RUN = "run"
     MEMORY = "memory"
     HOURS = "hours"
     GPU = "gpu"
@@ -70,11 +73,13 @@ class Rules:
 @dataclass(frozen=True, slots=True)
 class Pause:
     """A pause. ``detail``: a part of the sentence for this machine's people, perhaps empty;
-    ``until``: its end in seconds of the machine's clock, None while nobody knows."""
+    ``until``: its end in seconds of the machine's clock, None while nobody knows; ``since``: its
+    beginning in Unix seconds, 0 where the sentence does not tell it."""
 
     by: By
     detail: str = ""
     until: float | None = None
+    since: float = 0.0
 
 
 # ----------------------------------------------------------- events
@@ -91,6 +96,19 @@ class PauseAsked:
 @dataclass(frozen=True, slots=True)
 class ResumeAsked:
     """The operator wants the daemon to work."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPaused:
+    """The run's owner has paused the run, since ``since`` Unix seconds."""
+
+    since: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResumed:
+    """The run's owner lets the run go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +131,7 @@ class Sampled:
     load: float | None = None
 
 
-AvailabilityEvent = PauseAsked | ResumeAsked | ReturnFailed | Sampled
+AvailabilityEvent = PauseAsked | ResumeAsked | RunPaused | RunResumed | ReturnFailed | Sampled
 
 
 # ----------------------------------------------------------- actions
@@ -132,12 +150,14 @@ class Open:
 
 
 class Availability:
-    """The machine. ``pause``: why it is closed now, None while it is open. ``asked``: a pause of
-    the operator from before this start."""
+    """The machine. ``pause``: why it is closed now, None while it is open; ``by_run``: the pause of
+    the run's owner, None without one. ``asked``: a pause of the operator from before this
+    start."""
 
     def __init__(self, rules: Rules, asked: Pause | None = None) -> None:
         self.rules = rules
         self.pause = asked
+        self.by_run: Pause | None = None
         self._asked = asked
         self._failed: Pause | None = None
         self._set_aside: set[By] = set()
@@ -162,6 +182,10 @@ class Availability:
                 self._asked = None
                 self._failed = None
                 self._set_aside = {pause.by for pause in self._closing(now)}
+            case RunPaused(since, reason):
+                self.by_run = Pause(By.RUN, reason, since=since)
+            case RunResumed():
+                self.by_run = None
             case ReturnFailed(why):
                 self._failed = Pause(By.MEMORY, why, now + RETRY_S)
             case Sampled():
@@ -224,6 +248,8 @@ class Availability:
         closing = list(self._closing(now))
         self._set_aside &= {pause.by for pause in closing}
         pauses = [pause for pause in closing if pause.by not in self._set_aside]
+        if self.by_run is not None:
+            pauses.insert(0, self.by_run)
         if asked is not None:
             pauses.insert(0, asked)
         before = self.pause

@@ -9,6 +9,7 @@ from node.core.errors import UsageFault
 
 PUBLIC: Mapping[By, str] = {
     By.OPERATOR: "by its operator",
+    By.RUN: "by the run's owner",
     By.MEMORY: "its memory is in use",
     By.HOURS: "outside its hours",
     By.GPU: "its machine is in use",
@@ -33,6 +34,11 @@ def reason(pause: Pause, ends_at: float | None) -> str:
             if pause.detail:
                 return f"by its operator ({pause.detail}), {until}"
             return f"by its operator, {until}"
+        case By.RUN:
+            said = f"by the run's owner {ago(time.time() - pause.since)}"
+            if pause.detail:
+                return f"{said}: '{pause.detail}'"
+            return said
         case By.MEMORY:
             return f"its memory is in use, tried again within a minute: {pause.detail}"
         case By.HOURS:
@@ -43,6 +49,25 @@ def reason(pause: Pause, ends_at: float | None) -> str:
             return f"other programs need the cores: {pause.detail} of them"
         case By.INPUT:
             return f"this machine is in use, until {pause.detail} min pass without key and mouse"
+
+
+def ago(seconds: float) -> str:
+    """A moment that is past: "12 min ago"."""
+    if seconds < 60:
+        return "a moment ago"
+    return f"{rounded(seconds)} ago"
+
+
+def rounded(seconds: float) -> str:
+    """A duration in one unit: "12 min"."""
+    whole = int(max(0.0, seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 2 * 3600:
+        return f"{whole // 60} min"
+    if whole < 2 * 86400:
+        return f"{whole // 3600} h"
+    return f"{whole // 86400} d"
 
 
 def clock_words(at: float) -> str:

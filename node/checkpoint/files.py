@@ -14,6 +14,8 @@ import mmap
 import os
 import re
 import stat
+import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,6 +35,8 @@ NAME = re.compile(r"(?!.*\.\.)[A-Za-z0-9_][A-Za-z0-9_.:#\[\]-]{0,199}(/[a-z][a-z
 ("model.norm.weight/momentum")."""
 
 _BLOCK = 8 << 20
+PRIORITY = 19
+"""Niceness of a thread that works beside training, on systems where a thread has its own."""
 
 
 @contextmanager
@@ -126,6 +130,13 @@ def local_fault(doing: str, where: Path, error: OSError) -> LocalFault:
         f"cannot {doing} under {where}: {reason}",
         f"check that {where} exists and that this user may write there",
     )
+
+
+def yield_to_others() -> None:
+    """Lower the priority of this thread: hashing gigabytes must not slow training down. On Linux a
+    thread has a niceness of its own."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PRIORITY)
 
 
 def check_name(name: str) -> None:

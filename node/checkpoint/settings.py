@@ -20,6 +20,13 @@ class CheckpointSettings:
     this peer hosts now is written; 0 for never."""
     max_disk: int = 0
     """Bytes that the checkpoints of a run may take here; 0 for no limit. Two have to fit."""
+    to: str = ""
+    """Where this peer copies its checkpoints, besides its disk: a directory ("/mnt/backup"), or an
+    address of a file system that fsspec knows ("s3://bucket/run"); empty for nowhere."""
+    to_every: str = "1h"
+    """Between two copies: a duration ("1h", "90m"), or a number of epochs ("20 epochs")."""
+    to_keep: int = 5
+    """Copies of the stage kept there; older ones are removed once a newer one is whole."""
     fetch_parallel: int = 4
     """Requests under way at once to each donor, of at most 1 MiB each, when state is fetched from
     members."""

@@ -90,7 +90,7 @@ def join(
             "no invite was given",
             "tutti join INVITE, or  tutti join --lan  for what is on this LAN",
         )
-    manifest, asked = joining.look(ours, invite)
+    manifest, asked = joining.look(ours, invite, joins=True)
     joining.check(ours, asked)
     shared.say("\n".join(joining.sheet(ours, manifest, signed=True, verbose=verbose)))
     if yes:

@@ -15,6 +15,7 @@ import click
 from node.commands.line import options, shared
 from node.commands.line.usage import Place, VerbGroup, argument, command, flag, option
 from node.commands.manifest import init
+from node.commands.orders import end, pause, resume
 from node.control import terminal
 from node.core.errors import ExitCode, UsageFault
 from node.core.ids import PeerId
@@ -295,6 +296,6 @@ def _sign_change(
 
 swarm = VerbGroup(
     "swarm",
-    {"Commands": (init, validate, inspect, invite, switch, revoke)},
+    {"Commands": (init, validate, inspect, invite, switch, revoke, pause, resume, end)},
     help="Make, check and hand out swarms.",
 )

@@ -49,6 +49,8 @@ class Situation:
     """Seconds since it runs again."""
     paused: str = ""
     """The reason of a pause, and whether it still gives its stage up."""
+    paused_by_run: bool = False
+    """The run's owner pauses the run."""
     starting: str = ""
     """The step of the start that is under way."""
     disk: str = ""
@@ -135,13 +137,16 @@ def _fault(s: Situation) -> Cause | None:
 
 
 def _paused(s: Situation) -> Cause | None:
-    """A pause is the operator's will, so the peer is healthy."""
+    """A pause is the will of the operator or of the run's owner, so the peer is healthy."""
     if not s.paused:
         return None
+    step = "go on at once with  tutti resume"
+    if s.paused_by_run:
+        step = "the run's owner lets it go on with  tutti swarm resume"
     what = f"paused {s.paused}"
     if s.state == "pausing":
         what = f"leaves the plan for a pause: {s.paused}"
-    return Cause("paused", what, "go on at once with  tutti resume", usual=True)
+    return Cause("paused", what, step, usual=True)
 
 
 def _leaves(s: Situation) -> Cause | None:

@@ -86,6 +86,10 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
         """Hand in a change that the owner signed; its number."""
         return self._ask(self._stub.Switch, control_pb2.SwitchRequest(change=change)).revision
 
+    def order(self, order: str) -> int:
+        """Hand in an order to the run that its owner signed; its number."""
+        return self._ask(self._stub.Order, control_pb2.OrderRequest(order=order)).number
+
     def stop(self, *, now: bool = False) -> str:
         return self._ask(self._stub.Stop, control_pb2.StopRequest(now=now)).text
 

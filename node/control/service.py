@@ -100,6 +100,11 @@ class Window(Protocol):
         UsageFault for one that is not new."""
         ...
 
+    def order(self, order: str) -> control_pb2.OrderReply | Awaitable[control_pb2.OrderReply]:
+        """Pass on an order to the run that its owner signed. Raises Refused for one that the owner
+        did not sign, and for an old one."""
+        ...
+
 
 class ControlService(control_pb2_grpc.ControlServicer):
     """Answers the command line and the monitor from a :class:`Window`."""
@@ -259,6 +264,11 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.SwitchRequest, context: Any
     ) -> control_pb2.SwitchReply:
         return await self._answer(context, self._window.switch, request.change)
+
+    async def Order(
+        self, request: control_pb2.OrderRequest, context: Any
+    ) -> control_pb2.OrderReply:
+        return await self._answer(context, self._window.order, request.order)
 
     async def _answer(self, context: Any, ask: Any, *args: Any) -> Any:
         try:

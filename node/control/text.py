@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group
 from rich.text import Text
 
+from node.availability.words import clock_words
 from node.control.words import (
     GONE,
     bits,
@@ -35,12 +36,14 @@ from node.core.version import PROTOCOLS, Protocols
 from node.reach.ladder import Rung
 from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import (
+    ArchiveLine,
     CellLine,
     CellsAnswer,
     ChangeLine,
     Evaluated,
     Event,
     Missing,
+    OrderLine,
     PingReport,
     RoundLine,
     Snapshot,
@@ -140,6 +143,8 @@ def status_lines(s: Snapshot, verbose: bool = False) -> list[Text]:
         *_paths(s),
         *_cell(s),
         *_change(s.change),
+        ("order", _order(s.order)),
+        ("copies", _archive(s.archive)),
         ("time", _shares(s.time_s)),
         ("network", f"{paths_words(s.paths_to) or 'no peer yet'}   {_traffic(s)}"),
         ("", _caps(s)),
@@ -1083,6 +1088,28 @@ def _change(c: ChangeLine) -> list[tuple[str, str]]:
     if c.in_force != c.revision:
         found.append(("", f"change {c.revision} comes into force with the next plan"))
     return found
+
+
+def _order(o: OrderLine) -> str:
+    """An order of the run's owner that is not in force yet; one that is shows in the reason."""
+    if not o.number or o.in_force:
+        return ""
+    said = f"the run's owner says {clean(o.verb, 8)}, from {clock_words(o.begins)} on"
+    if o.reason:
+        said += f": {clean(o.reason, 120)}"
+    return said
+
+
+def _archive(a: ArchiveLine) -> str:
+    """The newest copy of this peer's checkpoints."""
+    if not a.to:
+        return ""
+    if not a.known:
+        return f"none of the checkpoints yet, to {clean(a.to, 80)}"
+    said = f"epoch {a.epoch} at {clean(a.to, 80)}"
+    if a.at:
+        said += f", since {clock_words(a.at)}"
+    return said
 
 
 def _shares(time_s: Mapping[str, float]) -> str:

@@ -137,9 +137,10 @@ class Training(rpc.TrainingServicer):
         ends = (self.following.end_epoch(), self.following.end_hearing())
         await asyncio.gather(self.tasks.close(), *ends)
 
-    async def leave(self, reason: str) -> None:
+    async def leave(self, reason: str, *, hands_over: bool = True) -> None:
         """Finish the epoch under way, let the next one be planned without this peer, and hand over
-        the optimizer state of its parts.
+        the optimizer state of its parts. ``hands_over``: False where all others leave as well, so
+        that nobody takes it.
 
         Bounded by the caller. ``reason`` is for the record.
         """
@@ -153,7 +154,8 @@ class Training(rpc.TrainingServicer):
             await asyncio.sleep(TICK_S)
             self.candidacy.take_or_drop_the_lead()
         await self.reporting.report()
-        await self.kit.work.handed_over()
+        if hands_over:
+            await self.kit.work.handed_over()
 
     def stay(self) -> None:
         """Take part again: leaving was given up."""

@@ -5,10 +5,10 @@ Leaves: keys. Never: a record.
 ``cell/<cell>``: the same of the peers of one cell. ``cells/<prefix>``: what leaders say of the
 cells of one of 256 prefixes. ``census/<region>``: how many cells each of the 16 prefixes of a
 region has; ``census``: the same of every region. ``changes``: the owner's
-newest change to how cells average. ``outer/<window>/<key>``: the cells that look for others to
-average with in a window of time. A node that stores a record sees the hash of its key only, so what
-is posted under a topic other than the peers' begins with the
-topic: the node works the key out and compares.
+newest change to how cells average. ``orders``: the owner's newest order to all peers.
+``outer/<window>/<key>``: the cells that look for others to average with in a window of time. A node
+that stores a record sees the hash of its key only, so what is posted under a topic other than the
+peers' begins with the topic: the node works the key out and compares.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ import re
 from node.core.errors import WireError
 from node.core.ids import CellId, RunId
 
-PEERS, CENSUS, CHANGES = "peers", "census", "changes"
+PEERS, CENSUS, CHANGES, ORDERS = "peers", "census", "changes", "orders"
 PREFIXES, REGIONS = 256, 16
 """Parts that the cells of a run are spread over, and regions that these are counted in: so that of
 a thousand cells no answer is longer than that with the peers of one."""
@@ -25,10 +25,17 @@ MAX_WINDOW = 2**40
 """Windows are numbered below this."""
 MAX_POSTING = 2048
 """Bytes of what is posted under a topic."""
-WRITERS = {"cell": 512, "cells": 32, "census": 2 * REGIONS, "changes": 64, "outer": 64}
+WRITERS = {
+    "cell": 512,
+    "cells": 32,
+    "census": 2 * REGIONS,
+    "changes": 64,
+    "orders": 64,
+    "outer": 64,
+}
 """Most peers that are posted under one topic of a kind: of ``outer``, more than any group has."""
 _TOPIC = re.compile(
-    r"peers|census(/[0-9a-f])?|changes|cell/[0-9a-f]{16}|cells/[0-9a-f]{2}"
+    r"peers|census(/[0-9a-f])?|changes|orders|cell/[0-9a-f]{16}|cells/[0-9a-f]{2}"
     r"|outer/(0|[1-9][0-9]{0,12})/([0-9.-]{1,32}|all)"
 )
 _LONGEST = len("outer/") + 13 + len("/") + 32
@@ -67,8 +74,8 @@ def outer_topic(window: int, key: str) -> str:
 
 
 def kind_of(topic: str) -> str:
-    """``peers``, ``cell``, ``cells``, ``census``, ``changes`` or ``outer``. Raises WireError
-    unless something can be posted under this topic."""
+    """``peers``, ``cell``, ``cells``, ``census``, ``changes``, ``orders`` or ``outer``. Raises
+    WireError unless something can be posted under this topic."""
     found = _TOPIC.fullmatch(topic)
     if found is None or (found[2] is not None and int(found[2]) >= MAX_WINDOW):
         raise WireError(f"nothing is posted under {topic[:64]!r}")

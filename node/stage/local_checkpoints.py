@@ -2,8 +2,6 @@
 version. Also their faults and the disk's, for the operator."""
 
 import asyncio
-import os
-import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from node.averaging.strategies.outer import REMOVED
-from node.checkpoint.files import Interrupted
+from node.checkpoint.files import Interrupted, yield_to_others
 from node.checkpoint.schedule import CheckpointSchedule
 from node.checkpoint.store import Checkpoint
 from node.core.errors import LocalFault, OutOfResources, Refused
@@ -28,8 +26,6 @@ from node.stage.engines import Engines
 
 TOLD = 3
 """Number of unusable checkpoints that the status names; the others are only counted."""
-PRIORITY = 19
-"""Niceness of the thread that writes beside training, on systems where a thread has its own."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +110,7 @@ class LocalCheckpoints:
         """Version that is being written or was written last."""
         self._goes_on = threading.Event()
         """Cleared to give up the writing under way."""
-        self._writer = ThreadPoolExecutor(1, "checkpoint", initializer=_yield_to_others)
+        self._writer = ThreadPoolExecutor(1, "checkpoint", initializer=yield_to_others)
         self._metas: dict[int, dict[str, Any]] | None = None
         self._bad: list[tuple[str, str]] = []
         self._told: set[tuple[str, str]] = set()
@@ -175,6 +171,11 @@ class LocalCheckpoints:
     def writes(self) -> bool:
         """True if checkpoints are written at all."""
         return self._store.settings.writes
+
+    @property
+    def stride(self) -> int:
+        """Epochs between two checkpoints by time, a power of two."""
+        return self._schedule.stride
 
     def versions(self) -> tuple[Version, ...]:
         """Versions on the disk, oldest first. A checkpoint that was written without a lineage has
@@ -407,13 +408,6 @@ class LocalCheckpoints:
 
 def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: t.detach().cpu() for name, t in tensors.items()}
-
-
-def _yield_to_others() -> None:
-    """Lower the priority of this thread: hashing gigabytes must not slow training down. On Linux a
-    thread has a niceness of its own."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), PRIORITY)
 
 
 def outer_step_of(meta: Mapping[str, Any]) -> int:

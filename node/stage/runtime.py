@@ -362,14 +362,15 @@ class StageRuntime:
             await self.local_checkpoints.saved()
             self.local_checkpoints.save(self._snapshot(plan.base, PlanContext.before(plan)))
 
-    async def keep(self, limit_s: float) -> bool:
+    async def keep(self, limit_s: float, *, always: bool = False) -> bool:
         """Write the committed state before the process ends: the version that is final, and the one
         in place if it can still be undone, because others may know it to be committed. Return False
-        if that failed or took longer than ``limit_s`` seconds.
+        if that failed or took longer than ``limit_s`` seconds. ``always``: also where the settings
+        want no checkpoints.
 
         Nothing may change the state meanwhile.
         """
-        if not self.local_checkpoints.writes:
+        if not (always or self.local_checkpoints.writes):
             return True
         # An adoption goes on there even if its caller was cancelled.
         await self.engines.aside(lambda: None)

@@ -2,6 +2,7 @@
 for trying their looks."""
 
 import asyncio
+import json
 import math
 from collections.abc import AsyncIterator
 
@@ -35,6 +36,7 @@ class CannedWindow:
         self.stopped = asyncio.Event()
         self.drained: float | None = None
         self.switched = ""
+        self.ordered = ""
         self.paused: tuple[float | None, str, bool] | None = None
 
     def snapshot(self) -> Snapshot:
@@ -134,6 +136,10 @@ class CannedWindow:
     def switch(self, change: str) -> pb.SwitchReply:
         self.switched = change
         return pb.SwitchReply(revision=self.said.change.revision + 1)
+
+    def order(self, order: str) -> pb.OrderReply:
+        self.ordered = order
+        return pb.OrderReply(number=json.loads(order.partition("\n")[2])["number"])
 
 
 def training_snapshot(**changes: object) -> Snapshot:

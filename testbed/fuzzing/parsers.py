@@ -19,6 +19,9 @@ from google.protobuf.message_factory import GetMessageClass
 from node.app import change
 from node.averaging.coding import parcel
 from node.averaging.strategies.outer import OuterSettings
+from node.checkpoint.archive.place import FILES
+from node.checkpoint.archive.place import Page as ArchivePage
+from node.checkpoint.store import FileEntry
 from node.consensus.rules import Rules
 from node.coordinator import notes
 from node.core.errors import LocalFault, Refused, UsageFault, WireError
@@ -45,6 +48,7 @@ from node.identity.invites import Invite, endpoint_of
 from node.identity.keys import Identity
 from node.identity.records import open_record, seal
 from node.manifest import Manifest
+from node.orders import order
 from node.outer import census, postings
 from node.outer import notes as cell_notes
 from node.pipeline.events import Claim
@@ -363,6 +367,18 @@ def _facts() -> postings.CellFacts:
     return postings.CellFacts(CELL, Version(3, LINEAGE), hosts, DIGEST, 1, (MADDR,))
 
 
+def _order() -> bytes:
+    run = manifest().run_id
+    return order.signed(
+        run, ME.peer_id, ME, order.Verb.PAUSE, number=7, begins=1.8e9, reason="moving disks"
+    ).encode()
+
+
+def _archive_page() -> bytes:
+    files = {name: FileEntry(9, 64 * "a") for name in FILES}
+    return ArchivePage(manifest().run_id, PEER, 1, 4, files).encode()
+
+
 def _change() -> bytes:
     changed = change.under(manifest(), Rules(0, OuterSettings()))
     return change.signed(manifest(), changed, 1, ME, {"0123456789abcdef"}).encode()
@@ -437,6 +453,13 @@ def _texts() -> dict[str, tuple[Parser, Callable[[], Sequence[bytes]]]]:
             Parser(partial(_text, Invite.decode), (UsageFault,)),
             lambda: [Invite(RUN, PEER, (f"{MADDR}/p2p/{PEER}",)).encode().encode()],
         ),
+        "order": (
+            Parser(
+                partial(_text, lambda text: order.read(manifest().run_id, ME.peer_id, text)), local
+            ),
+            lambda: [_order()],
+        ),
+        "archive page": (Parser(ArchivePage.parse, local), lambda: [_archive_page()]),
         "change": (
             Parser(partial(_text, lambda text: change.read(manifest(), text)), local),
             lambda: [_change()],

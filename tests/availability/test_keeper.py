@@ -186,3 +186,22 @@ def test_the_minute_of_the_day_is_the_local_one(monkeypatch):
         assert int(minute_of_day(WALL) // 60) == hour
     monkeypatch.undo()
     time.tzset()
+
+
+async def test_the_reason_names_both_pauses(make, clocks):
+    keeper = make()
+    keeper.run_paused(0.0, "moving disks")
+    assert keeper.paused_by_run
+    assert keeper.reason.startswith("by the run's owner ")
+    assert keeper.reason.endswith(" d ago: 'moving disks'")
+    assert keeper.public_reason == "by the run's owner"
+    assert keeper.closed.is_set()
+    keeper.pause(None, "a film")
+    both = keeper.reason
+    assert both.startswith("by its operator (a film), until  tutti resume; the run is paused by ")
+    assert both.endswith("'moving disks'")
+    keeper.run_resumed()
+    assert keeper.reason == "by its operator (a film), until  tutti resume"
+    assert not keeper.open.is_set()
+    keeper.resume()
+    assert keeper.open.is_set()

@@ -19,6 +19,8 @@ from node.availability.machine import (
     ResumeAsked,
     ReturnFailed,
     Rules,
+    RunPaused,
+    RunResumed,
     Sampled,
 )
 from node.core.errors import UsageFault
@@ -260,3 +262,30 @@ def test_the_same_events_give_the_same_actions():
     first = played()
     assert first == played()
     assert len(first) > 5
+
+
+def test_the_owners_pause_and_the_operators_must_both_end():
+    scene = Scene(Rules())
+    scene.feed(RunPaused(1_800_000_000.0, "moving disks"))
+    assert scene.by is By.RUN
+    assert scene.feed(RunPaused(1_800_000_000.0, "moving disks")) == []
+    scene.feed(PauseAsked(None, "a film"))
+    assert scene.by is By.OPERATOR
+    scene.feed(RunResumed())
+    assert scene.by is By.OPERATOR, "the volunteer's own pause stays"
+    scene.feed(RunPaused(1_800_000_000.0))
+    assert scene.by is By.OPERATOR
+    scene.feed(ResumeAsked())
+    assert scene.by is By.RUN, "a volunteer does not take the owner's order back"
+    scene.feed(ResumeAsked())
+    assert scene.by is By.RUN
+    assert scene.feed(RunResumed()) == [Open()]
+
+
+def test_a_pause_of_the_operator_that_runs_out_leaves_the_owners():
+    scene = Scene(Rules())
+    scene.feed(PauseAsked(60.0))
+    scene.feed(RunPaused(1_800_000_000.0))
+    assert scene.sample(59.0) is By.OPERATOR
+    assert scene.sample(2.0) is By.RUN
+    assert scene.sample(1e6) is By.RUN, "it has no end of its own"

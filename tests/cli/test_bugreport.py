@@ -48,6 +48,7 @@ SECRETS = {
     "dns name": "peer.anna-at-home.example",
     "data host": "nas.anna.lan",
     "mail": "anna@anna-at-home.example",
+    "address of copies": "s3://anna77:copies-pw@bucket-of-anna/run?sig=copies-sig",
     "web address": "https://anna:pw@files.anna-at-home.example/private.jsonl",
     "data file": "letters-of-anna.txt",
     "data directory": "diaries of anna",
@@ -97,6 +98,7 @@ def seeded(home, tmp_path, monkeypatch):
     (home / "config.toml").write_text(
         f'name = "{SECRETS["human name"]}"\nadmission = "{TOKEN}"\ndata = "{data}"\n'
         f'join = ["{INVITE}"]\ndata_hosts = ["{SECRETS["data host"]}:8000"]\n'
+        f'[checkpoint]\nto = "{SECRETS["address of copies"]}"\n'
         f'[transport]\nhost = "{ADDRESSES[2]}"\nannounce = ["{ADDRESSES[0]}:31337"]\n'
     )
     ours = NodeConfig.load({"home": home}, {})

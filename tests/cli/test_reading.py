@@ -90,7 +90,7 @@ def join(tutti, monkeypatch):
         invite = Invite(
             manifest.run_id, OWNER.peer_id, (f"/ip4/127.0.0.1/tcp/1/p2p/{OWNER.peer_id}",)
         )
-        monkeypatch.setattr(joining, "look", lambda *_: (manifest, invite))
+        monkeypatch.setattr(joining, "look", lambda *_, joins: (manifest, invite))
         monkeypatch.setattr(joining, "check", lambda *_: None)
         return tutti("join", "tutti2x", "--no-start", *words)
 

@@ -131,6 +131,8 @@ def test_a_unit_keeps_the_settings_of_the_shell_and_names_the_file(
         (("--memory", "8GiB", "--memory-max", "8GiB"), "leaves nothing"),
         (("--name", "an\nna"), "name"),
         (("--data", "a\nb"), "character"),
+        (("--set", "checkpoint.to=s3://key:pw@bucket/run"), "no password"),
+        (("--from", "https://host/run?token=x"), "no password"),
     ],
 )
 def test_what_no_unit_may_hold_is_refused(tutti, machine, words, says):

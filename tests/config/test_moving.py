@@ -137,7 +137,8 @@ class FakeDaemon(Node):
         )
         self.assembled.work = SimpleNamespace(local_checkpoints=SimpleNamespace(saved=self.saved))
 
-    async def leave(self, reason: str) -> None:
+    async def leave(self, reason: str, *, hands_over: bool) -> None:
+        assert hands_over, "others take over what a peer that moves owns"
         self.log.append(f"leave: {reason}")
         await self.calm.wait()
 

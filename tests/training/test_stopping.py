@@ -162,6 +162,14 @@ async def test_a_peer_that_took_no_part_or_writes_nothing_keeps_nothing(rig: Any
     assert plan.epoch == 1
 
 
+async def test_the_state_is_kept_for_a_run_that_stops_also_where_nothing_is_written(
+    rig: Any,
+) -> None:
+    never, plan = await rig.trained("n", 2, every=0)
+    assert await never.work.keep(LIMIT_S, always=True)
+    assert never.work.local_checkpoints.versions() == (plan.base, makes(plan, ()))
+
+
 async def test_a_stop_gives_up_the_writing_of_an_older_version(rig: Any, monkeypatch: Any) -> None:
     a, plan = await rig.trained("a", 2, every=2)
     begins = threading.Event()

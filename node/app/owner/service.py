@@ -23,6 +23,7 @@ from node.app.owner.systemd import (
     lingers,
     unit_path,
 )
+from node.checkpoint.archive.address import Address
 from node.config import NodeConfig, config_document, sizes_of, write_atomically
 from node.control.pledges import Pledges
 from node.control.sockets import clear_stale
@@ -311,6 +312,12 @@ def _settings(ours: NodeConfig) -> dict[str, Any]:
     where = "in config.toml:  tutti config set admission TOKEN"
     if "admission" in found:
         raise UsageFault("others can read a service's command, so it has no admission token", where)
+    for name in ("checkpoint.to", "restore"):
+        if name in found and Address(str(found[name])).has_secrets:
+            raise UsageFault(
+                f"others can read a service's command, so {name} holds no user and no password",
+                f"in config.toml:  tutti config set {name} ADDRESS",
+            )
     if any(is_invite(one) for one in found.get("join", ())):
         raise UsageFault(
             "others can read a service's command, so it has no invite", "give addresses with --join"

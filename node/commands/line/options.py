@@ -157,6 +157,12 @@ run_settings = several(
         metavar="DIR",
         help="Where the model is that the run begins from; without it, it is fetched from others.",
     ),
+    option(
+        "--from",
+        "restore",
+        metavar="ADDRESS",
+        help="Take the stage back from copies of checkpoints there: a directory, or s3://...",
+    ),
     option("--metrics-port", type=int, help="Port of the metrics page; 0 picks one, -1 none."),
     option("--log-format", type=OneOf(LOG_FORMATS), metavar="FORMAT", help="auto, text, json."),
     option(

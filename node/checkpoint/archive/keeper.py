@@ -1,0 +1,157 @@
+"""The service that copies this peer's checkpoints to its archive. Enters: the checkpoints on the
+disk, time. Leaves: copies, sentences for the operator. Never: a wait of the training, or of the end
+of the daemon, for a place that does not answer.
+
+A copy that is given up makes no checkpoint whole any more, even if its thread wakes.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from node.checkpoint.archive.aside import Aside
+from node.checkpoint.archive.machine import (
+    ArchiveEvent,
+    ArchiveSchedule,
+    Copied,
+    Copy,
+    Every,
+    Failed,
+    OnDisk,
+)
+from node.checkpoint.archive.place import Archive, Whole
+from node.checkpoint.files import Interrupted
+from node.checkpoint.settings import CheckpointSettings
+from node.checkpoint.store import CheckpointStore
+from node.core.clock import Clock
+from node.core.errors import LocalFault
+from node.core.numbers import human
+from node.telemetry.events import Journal
+
+LOOK_S = 5.0
+"""Seconds between two looks at the checkpoints on the disk."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArchivePorts:
+    """The keeper's ports. ``on_disk()``: the checkpoints on the disk; ``prepare``: called first on
+    the thread that works."""
+
+    store: CheckpointStore
+    on_disk: Callable[[], OnDisk]
+    clock: Clock
+    journal: Journal
+    prepare: Callable[[], None] = lambda: None
+
+
+class ArchiveKeeper:
+    """Copies of the checkpoints of one stage. Raises UsageFault for an interval that is none."""
+
+    def __init__(
+        self, archive: Archive, stage: int, settings: CheckpointSettings, ports: ArchivePorts
+    ) -> None:
+        self._archive = archive
+        self._stage = stage
+        self._keep = settings.to_keep
+        self._ports = ports
+        self._schedule = ArchiveSchedule(Every.parse(settings.to_every))
+        self._aside = Aside(ports.clock, ports.prepare)
+        self.shown = archive.address.shown
+        self.copied: tuple[int, float] | None = None
+        """Epoch of the last copy, and the Unix time at which it was whole."""
+
+    @property
+    def last(self) -> int | None:
+        """The newest epoch in the archive, as far as it is known; None for none."""
+        return self._schedule.last
+
+    @property
+    def trouble(self) -> str:
+        """A sentence for the operator while copies fail; empty otherwise."""
+        why = self._schedule.trouble(self._ports.clock.now())
+        if not why:
+            return ""
+        return f"checkpoints are not copied to {self.shown}: {why}"
+
+    async def run(self) -> None:
+        """Copy for ever. Cancelled, it gives up the copy under way, which then counts for
+        nothing."""
+        await self._find_last()
+        while True:
+            await self._step(self._ports.on_disk())
+            await asyncio.sleep(LOOK_S)
+
+    async def copy_newest(self, limit_s: float) -> bool:
+        """Copy the newest checkpoint on the disk, whatever the schedule says. Return False if it is
+        not whole in the archive after ``limit_s`` seconds."""
+        epochs = self._ports.on_disk().epochs
+        if not epochs:
+            return False
+        newest = max(epochs)
+        if self._schedule.last is not None and self._schedule.last >= newest:
+            return True
+        try:
+            async with asyncio.timeout(limit_s):
+                await self._aside.free.wait()
+                await self._copy(newest)
+        except TimeoutError:
+            text = f"epoch {newest} was not at {self.shown} after {limit_s:.0f} s"
+            self._ports.journal.emit("checkpoint", "archive-late", text, "warning", epoch=newest)
+        return self._schedule.last is not None and self._schedule.last >= newest
+
+    async def _find_last(self) -> None:
+        """Find out what the archive has already; nothing is copied again."""
+        try:
+            self._schedule.last = await self._aside.call(
+                lambda work: self._archive.newest(self._stage)
+            )
+        except LocalFault as e:
+            self._tell(Failed(e.what))
+
+    async def _step(self, there: OnDisk) -> None:
+        for action in self._feed(there):
+            await self._copy(action.epoch)
+
+    async def _copy(self, epoch: int) -> None:
+        clock = self._ports.clock
+        began = clock.now()
+        try:
+            whole = await self._aside.call(
+                lambda work: self._archive.save(
+                    self._ports.store, self._stage, epoch, self._keep, work.goes_on
+                )
+            )
+        except Interrupted:
+            return  # its waiter was cancelled, and hears nothing
+        except LocalFault as e:
+            self._tell(Failed(e.what))
+            return
+        self._done(whole, clock.now() - began)
+
+    def _done(self, whole: Whole, seconds: float) -> None:
+        failed = self._schedule.why
+        self._feed(Copied(whole.epoch))
+        self.copied = whole.epoch, self._ports.clock.wall()
+        text = f"epoch {whole.epoch} is at {self.shown}: {human(whole.nbytes)}, compared"
+        if failed:
+            text = f"checkpoints are copied again: {text}"
+        self._ports.journal.emit(
+            "checkpoint",
+            "archived",
+            text,
+            epoch=whole.epoch,
+            bytes=whole.nbytes,
+            seconds=round(seconds, 3),
+        )
+
+    def _tell(self, event: Failed) -> None:
+        """Report a failure, each reason once until a copy has succeeded."""
+        news = event.why != self._schedule.why
+        self._feed(event)
+        level = "debug"
+        if news:
+            level = "error"
+        self._ports.journal.emit("checkpoint", "archive-failed", self.trouble, level)
+
+    def _feed(self, event: ArchiveEvent) -> list[Copy]:
+        return self._schedule.handle(event, self._ports.clock.now())

@@ -1,0 +1,160 @@
+"""The state machine that decides which checkpoint is copied to the archive, and when.
+
+Enters: the epochs whose checkpoints are on the disk, results of copying, time. Leaves:
+:class:`Copy`. Never: a file, a clock.
+
+Peers do not agree on when to copy, but all stages have to be restored at one epoch. So each copies
+by a grid: the first checkpoint at or behind each multiple of a number of epochs. Where the operator
+names seconds, the number is the largest power of two of epochs that takes no longer, and no less
+than the stride of the local checkpoints, whose multiples stay on the disk for longest. Grids of
+different peers divide each other, so the multiples of the largest one are in every archive.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from node.availability.words import rounded, seconds_of
+from node.core.errors import UsageFault
+
+RETRY_S = 30.0
+"""Seconds after the first failure until the next attempt; doubled with each failure."""
+RETRY_MOST_S = 3600.0
+"""Longest pause between two attempts, in seconds."""
+MOST_DOUBLED = 10
+"""Number of failures after which the pause is no longer doubled."""
+_EPOCHS = re.compile(r"([1-9][0-9]{0,8})(?:\s*epochs?)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """An interval between two copies: ``epochs``, or ``seconds`` if that is 0."""
+
+    epochs: int = 0
+    seconds: float = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> "Every":
+        """ "20", "20 epochs", "1h", "90m". Raises UsageFault for anything else."""
+        found = _EPOCHS.fullmatch(text.strip())
+        if found is not None:
+            return cls(epochs=int(found[1]))
+        try:
+            return cls(seconds=seconds_of(text))
+        except UsageFault as e:
+            raise UsageFault(
+                f"checkpoint.to_every = {text!r} is no interval",
+                'write such as "1h", "90m" or "20 epochs"',
+            ) from e
+
+
+@dataclass(frozen=True, slots=True)
+class OnDisk:
+    """Epochs whose checkpoints are on the disk of this peer, and the stride at which it writes
+    them by time."""
+
+    epochs: Sequence[int]
+    stride: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """The checkpoint of ``epoch`` is whole in the archive."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """An attempt has failed, for this reason."""
+
+    why: str
+
+
+ArchiveEvent = OnDisk | Copied | Failed
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copy the checkpoint of ``epoch`` now."""
+
+    epoch: int
+
+
+class ArchiveSchedule:
+    """The machine. ``last``: the newest epoch in the archive that this peer knows of; ``why``: the
+    reason of the last failure, empty after a success."""
+
+    def __init__(self, every: Every, last: int | None = None) -> None:
+        self.every = every
+        self.last = last
+        self.why = ""
+        self._busy = False
+        self._failures = 0
+        self._again = -math.inf
+        """Time before which no attempt is made."""
+        self._seen: tuple[int, float] | None = None
+        """The first epoch that was seen, and when."""
+        self._epoch_s = 0.0
+        self._stride = 1
+
+    def handle(self, event: ArchiveEvent, now: float) -> list[Copy]:
+        """Handle one event; ``now`` in seconds of a clock that nobody sets. One copy is under way
+        at a time."""
+        match event:
+            case Copied(epoch):
+                self.last = max(epoch, self.last or epoch)
+                self.why = ""
+                self._busy = False
+                self._failures = 0
+            case Failed(why):
+                self.why = why
+                self._busy = False
+                self._again = now + min(RETRY_S * 2**self._failures, RETRY_MOST_S)
+                self._failures = min(self._failures + 1, MOST_DOUBLED)
+            case OnDisk(epochs, stride):
+                self._stride = stride
+                return self._look(epochs, now)
+        return []
+
+    def again_s(self, now: float) -> float:
+        """Seconds until the next attempt after a failure."""
+        return max(0.0, self._again - now)
+
+    def trouble(self, now: float) -> str:
+        """The failure and the next attempt as a part of a sentence; empty without one."""
+        if not self.why:
+            return ""
+        return f"{self.why}; tried again in {rounded(self.again_s(now))}"
+
+    @property
+    def grid(self) -> int:
+        """Epochs from one line of the grid to the next."""
+        if self.every.epochs:
+            return self.every.epochs
+        if self._epoch_s <= 0 or self.every.seconds <= self._epoch_s:
+            return self._stride
+        return max(self._stride, 1 << int(math.log2(self.every.seconds / self._epoch_s)))
+
+    def _look(self, epochs: Sequence[int], now: float) -> list[Copy]:
+        if not epochs:
+            return []
+        self._measure(max(epochs), now)
+        if self._busy or now < self._again:
+            return []
+        grid = self.grid
+        line = max(epochs) // grid
+        if self.last is not None and self.last // grid >= line:
+            return []
+        self._busy = True
+        return [Copy(min(epoch for epoch in epochs if epoch // grid == line))]
+
+    def _measure(self, newest: int, now: float) -> None:
+        """Estimate the seconds of an epoch by all that were seen."""
+        if self._seen is None or newest < self._seen[0]:
+            self._seen = newest, now
+            return
+        epoch, since = self._seen
+        if newest > epoch and now > since:
+            self._epoch_s = (now - since) / (newest - epoch)

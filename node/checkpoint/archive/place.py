@@ -1,0 +1,471 @@
+"""An archive of checkpoints: the files of this peer's checkpoints at another place. Every call
+blocks: run it outside the event loop.
+
+    <address>/<run>/stage-<s>/<peer>/epoch-<n>/begun.json       written first, removed last
+                                              parameters.safetensors
+                                              optimizer.safetensors
+                                              manifest.json
+                                              whole.json        written last: sha256 and size of
+                                                                the three
+
+Object stores cannot rename, so a small file that is written last makes a checkpoint whole: whoever
+reads it finds all others, and one without it is no checkpoint. Every file is read back and compared
+before that. ``begun.json`` names the files of an attempt, so that the next one can clear them away.
+Only files that one of the two names, in a directory of this peer, are ever removed.
+"""
+
+import contextlib
+import hashlib
+import io
+import json
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, BinaryIO
+
+from node.checkpoint.archive.address import Address
+from node.checkpoint.files import Interrupted, directory, reading
+from node.checkpoint.store import (
+    MANIFEST,
+    MANIFEST_LIMIT,
+    OPTIMIZER,
+    PARAMETERS,
+    CheckpointManifest,
+    CheckpointStore,
+    FileEntry,
+)
+from node.core import numbers
+from node.core.errors import DISK_FULL, LocalFault, OutOfResources, Refused
+from node.core.ids import PeerId
+
+BEGUN = "begun.json"
+WHOLE = "whole.json"
+FILES = (PARAMETERS, OPTIMIZER, MANIFEST)
+FORMAT = 1
+PAGE_LIMIT = 1 << 16
+"""Most bytes of ``begun.json`` and ``whole.json``."""
+LISTED = 10_000
+"""Most names of a directory that are looked at."""
+BLOCK = 8 << 20
+RUN_DIGITS = 12
+_STAGE = re.compile(r"stage-(0|[1-9][0-9]{0,8})")
+_EPOCH = re.compile(r"epoch-(0|[1-9][0-9]{0,17})")
+_HEX = re.compile(r"[0-9a-f]{64}")
+GoesOn = Callable[[], bool]
+"""Asked between two blocks; False gives the work up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole checkpoint in an archive. ``directory``: its path in the file system."""
+
+    stage: int
+    epoch: int
+    peer: str
+    directory: str
+    files: Mapping[str, FileEntry]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its files."""
+        return sum(entry.size for entry in self.files.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """The content of ``begun.json`` and ``whole.json``: whose checkpoint it is, and its files."""
+
+    run: str
+    peer: str
+    stage: int
+    epoch: int
+    files: Mapping[str, FileEntry]
+
+    def encode(self) -> bytes:
+        """The file: the facts and the sha256 of their canonical form."""
+        body = {
+            "format": FORMAT,
+            "run": self.run,
+            "peer": self.peer,
+            "stage": self.stage,
+            "epoch": self.epoch,
+            "files": {name: [entry.size, entry.sha256] for name, entry in self.files.items()},
+        }
+        page = {"archive": body, "sha256": _hash(body)}
+        return json.dumps(page, sort_keys=True, indent=1).encode()
+
+    @classmethod
+    def parse(cls, raw: bytes) -> "Page":
+        """The inverse of :meth:`encode`. Raises Refused for bytes that are torn, garbled, too long
+        or of another format."""
+        if len(raw) > PAGE_LIMIT:
+            raise Refused(f"a page of more than {PAGE_LIMIT} bytes")
+        try:
+            page = json.loads(raw)
+            body = page["archive"]
+            if page["sha256"] != _hash(body) or body["format"] != FORMAT:
+                raise ValueError("another hash or format")
+            files: dict[str, FileEntry] = {}
+            for name, (size, sha256) in body["files"].items():
+                if not _HEX.fullmatch(sha256):
+                    raise ValueError("expected a hex sha256")
+                files[str(name)] = FileEntry(numbers.whole(size), sha256)
+            return cls(
+                str(body["run"]),
+                str(body["peer"]),
+                numbers.whole(body["stage"]),
+                numbers.whole(body["epoch"]),
+                files,
+            )
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
+            raise Refused(f"a page of an archive that cannot be read: {e}") from e
+
+
+class Archive:
+    """The archive of one run at ``address``, as one peer writes and reads it. The place is opened
+    by the first call. ``files``: a file system in place of the address's own."""
+
+    def __init__(self, address: Address, run_id: str, me: PeerId, files: Any = None) -> None:
+        self.address = address
+        self._run_id = run_id
+        self._me = me
+        self._given = files
+
+    @cached_property
+    def _opened(self) -> tuple[Any, str]:
+        files, path = self.address.open()
+        if self._given is not None:
+            files = self._given
+        return files, path
+
+    @property
+    def _fs(self) -> Any:
+        """The file system."""
+        return self._opened[0]
+
+    @property
+    def _root(self) -> str:
+        """The directory of the run."""
+        return f"{self._opened[1]}/{self._run_id[:RUN_DIGITS]}"
+
+    # ----------------------------------------------------------- writing
+
+    def save(
+        self,
+        store: CheckpointStore,
+        stage: int,
+        epoch: int,
+        keep: int,
+        goes_on: GoesOn = lambda: True,
+    ) -> Whole:
+        """Copy a checkpoint of ``store``, compare what was written, and remove the oldest copies of
+        this peer and stage beyond ``keep``. A copy that is whole already is left as it is.
+
+        Raises OutOfResources if the place is full, Refused if the checkpoint cannot be read or
+        foreign files have the wanted names, Interrupted when ``goes_on`` said so, and LocalFault
+        for all other faults of the place; no message holds a secret. A copy that failed is no
+        checkpoint, and older ones stay.
+        """
+        try:
+            return self._save(store, stage, epoch, keep, goes_on)
+        except LocalFault:
+            raise
+        except Exception as e:  # noqa: BLE001
+            # Every library behind fsspec has errors of its own.
+            raise self._fault(e) from None
+
+    def _save(
+        self, store: CheckpointStore, stage: int, epoch: int, keep: int, goes_on: GoesOn
+    ) -> Whole:
+        own = self._own(stage)
+        here = f"{own}/epoch-{epoch}"
+        self._fs.invalidate_cache()
+        with _sources(store, stage, epoch) as (sources, manifest):
+            found = self._whole(here, stage, epoch)
+            if found is not None and found.files[MANIFEST] == manifest:
+                # The attempt that made it whole may have ended before it removed older ones.
+                self._tidy(found, keep)
+                return found
+            for name in self._names(own):
+                # What an attempt that failed has left.
+                if _EPOCH.fullmatch(name) and self._page(f"{own}/{name}", WHOLE) is None:
+                    self._clear(f"{own}/{name}")
+            if found is not None:
+                self._clear(here)
+            if left := [name for name in self._names(here) if name in (*FILES, WHOLE)]:
+                raise Refused(
+                    f"{self.address.shown} has {', '.join(left)} of epoch {epoch}, which this peer "
+                    "did not write",
+                    "move them away; nothing of them was changed",
+                )
+            files = {name: entry for name, (_, entry) in sources.items()}
+            page = Page(self._run_id, self._me, stage, epoch, files).encode()
+            self._fs.makedirs(here, exist_ok=True)
+            self._fs.pipe_file(f"{here}/{BEGUN}", page)
+            for name, (source, entry) in sources.items():
+                self._put(source, f"{here}/{name}", entry, goes_on)
+            for name, entry in files.items():
+                self._compare(f"{here}/{name}", entry, goes_on)
+        self._sync(here)
+        if not goes_on():
+            raise Interrupted()
+        self._fs.pipe_file(f"{here}/{WHOLE}", page)
+        self._sync(here)
+        made = self._whole(here, stage, epoch)
+        if made is None:
+            raise LocalFault(
+                f"a copy at {self.address.shown} does not read as it was written",
+                "look at that place: it loses what is written there",
+            )
+        self._tidy(made, keep)
+        return made
+
+    def newest(self, stage: int) -> int | None:
+        """The newest epoch of ``stage`` that this peer has whole in the archive; None for none.
+        Raises LocalFault."""
+        try:
+            self._fs.invalidate_cache()
+            found = self._wholes(self._own(stage), stage)
+        except LocalFault:
+            raise
+        except Exception as e:  # noqa: BLE001
+            raise self._fault(e) from None
+        return max((whole.epoch for whole in found), default=None)
+
+    def _put(self, source: BinaryIO, path: str, entry: FileEntry, goes_on: GoesOn) -> None:
+        """Write a file, and compare what was read here on the way."""
+        sha = hashlib.sha256()
+        size = 0
+        with self._fs.open(path, "wb") as out:
+            while block := source.read(BLOCK):
+                if not goes_on():
+                    raise Interrupted()
+                sha.update(block)
+                size += len(block)
+                out.write(block)
+            # Only a file of this machine has a descriptor.
+            with contextlib.suppress(OSError, AttributeError, io.UnsupportedOperation):
+                out.flush()
+                os.fsync(out.fileno())
+        if (size, sha.hexdigest()) != (entry.size, entry.sha256):
+            raise Refused(
+                "the checkpoint on this disk is not what its manifest describes",
+                "see  tutti status ; another epoch is copied next",
+            )
+
+    def _compare(self, path: str, entry: FileEntry, goes_on: GoesOn) -> None:
+        """Read a written file back. Raises LocalFault if it is another one."""
+        sha = hashlib.sha256()
+        size = 0
+        with self._fs.open(path, "rb") as file:
+            while block := file.read(BLOCK):
+                if not goes_on():
+                    raise Interrupted()
+                sha.update(block)
+                size += len(block)
+        if (size, sha.hexdigest()) != (entry.size, entry.sha256):
+            raise LocalFault(
+                f"{path.rpartition('/')[2]} at {self.address.shown} is not what was written there",
+                "look at that place; the copy does not count, and older ones stay",
+            )
+
+    def _tidy(self, new: Whole, keep: int) -> None:
+        """Remove the oldest whole copies of this peer beyond ``keep``, never the new one; and the
+        page with which the new one began."""
+        if BEGUN in self._names(new.directory):
+            self._fs.rm_file(f"{new.directory}/{BEGUN}")
+        found = self._wholes(self._own(new.stage), new.stage)
+        others = sorted((w for w in found if w.epoch != new.epoch), key=lambda w: -w.epoch)
+        for whole in others[max(0, keep - 1) :]:
+            self._clear(whole.directory)
+
+    def _clear(self, here: str) -> None:
+        """Remove the files that this peer has written into a directory, and the directory if that
+        leaves it empty. A directory without a page of this peer stays as it is."""
+        named: set[str] = set()
+        for file in (WHOLE, BEGUN):
+            page = self._page(here, file)
+            if page is not None and page.peer == self._me:
+                named |= {file, *(name for name in page.files if name in FILES)}
+        if BEGUN in named:
+            named.add(WHOLE)  # perhaps torn, if the attempt ended while it was written
+        if not named:
+            return
+        there = set(self._names(here))
+        # First what makes it whole, last what says whose it is.
+        for name in sorted(named & there, key=lambda n: (n != WHOLE, n == BEGUN)):
+            self._fs.rm_file(f"{here}/{name}")
+        if not self._names(here):
+            # An object store has no directories.
+            with contextlib.suppress(OSError, NotImplementedError):
+                self._fs.rmdir(here)
+
+    # ----------------------------------------------------------- reading
+
+    def copies(self, stage: int | None = None) -> list[Whole]:
+        """All whole copies of the run, of one stage or of all, by whichever peer, newest first. Own
+        ones come before others of the same epoch. Raises LocalFault if the place cannot be
+        read."""
+        found: list[Whole] = []
+        try:
+            self._fs.invalidate_cache()
+            for name in self._names(self._root):
+                match = _STAGE.fullmatch(name)
+                if match is None or (stage is not None and int(match[1]) != stage):
+                    continue
+                for peer in self._names(f"{self._root}/{name}"):
+                    found += self._wholes(f"{self._root}/{name}/{peer}", int(match[1]))
+        except LocalFault:
+            raise
+        except Exception as e:  # noqa: BLE001
+            raise self._fault(e) from None
+        return sorted(found, key=lambda w: (-w.epoch, w.peer != self._me, w.peer))
+
+    def fetch(self, whole: Whole, into: str, goes_on: GoesOn = lambda: True) -> None:
+        """Copy the files of a whole checkpoint into a new directory of this machine. Raises Refused
+        if one is not what ``whole.json`` describes, OutOfResources, LocalFault."""
+        os.makedirs(into, mode=0o700)
+        try:
+            for name, entry in whole.files.items():
+                self._get(f"{whole.directory}/{name}", os.path.join(into, name), entry, goes_on)
+        except LocalFault:
+            raise
+        except Exception as e:  # noqa: BLE001
+            raise self._fault(e) from None
+
+    def _get(self, path: str, target: str, entry: FileEntry, goes_on: GoesOn) -> None:
+        sha = hashlib.sha256()
+        size = 0
+        with self._fs.open(path, "rb") as file, open(target, "xb") as out:
+            while size <= entry.size and (block := file.read(BLOCK)):
+                if not goes_on():
+                    raise Interrupted()
+                sha.update(block)
+                size += len(block)
+                out.write(block)
+        if (size, sha.hexdigest()) != (entry.size, entry.sha256):
+            raise Refused(
+                f"{path.rpartition('/')[2]} at {self.address.shown} is damaged",
+                "restore an older copy, or from another place",
+            )
+
+    # ----------------------------------------------------------- parts
+
+    def _own(self, stage: int) -> str:
+        return f"{self._root}/stage-{stage}/{self._me}"
+
+    def _names(self, path: str) -> list[str]:
+        """Names in a directory, sorted; none if it is not there."""
+        try:
+            found = self._fs.ls(path, detail=False)
+        except FileNotFoundError:
+            return []
+        names = {str(one).rstrip("/").rpartition("/")[2] for one in found[:LISTED]}
+        return sorted(names - {path.rpartition("/")[2], ""})
+
+    def _wholes(self, own: str, stage: int) -> list[Whole]:
+        """Whole checkpoints in the directory of one peer."""
+        found: list[Whole] = []
+        for name in self._names(own):
+            match = _EPOCH.fullmatch(name)
+            if match is None:
+                continue
+            whole = self._whole(f"{own}/{name}", stage, int(match[1]))
+            if whole is not None:
+                found.append(whole)
+        return found
+
+    def _whole(self, here: str, stage: int, epoch: int) -> Whole | None:
+        """The whole checkpoint in a directory; None if it is none of this run, stage and epoch."""
+        page = self._page(here, WHOLE)
+        if page is None:
+            return None
+        if (page.run, page.stage, page.epoch) != (self._run_id, stage, epoch):
+            return None
+        if set(page.files) != set(FILES) or page.files[MANIFEST].size > MANIFEST_LIMIT:
+            return None
+        return Whole(stage, epoch, page.peer, here, page.files)
+
+    def _page(self, here: str, name: str) -> Page | None:
+        """What ``begun.json`` or ``whole.json`` says; None if it is not there, torn or garbled."""
+        try:
+            with self._fs.open(f"{here}/{name}", "rb") as file:
+                raw = file.read(PAGE_LIMIT + 1)
+        except FileNotFoundError:
+            return None
+        try:
+            return Page.parse(raw)
+        except Refused:
+            return None
+
+    def _sync(self, here: str) -> None:
+        """Flush a directory of this machine. Other file systems have no such call."""
+        if "file" not in _protocols(self._fs):
+            return
+        names = [*self._names(here), "."]
+        for name in names:
+            fd = os.open(os.path.join(here, name), os.O_RDONLY)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+
+    def _fault(self, error: Exception) -> LocalFault:
+        """The fault for an error of the place, without secrets."""
+        said = self.address.clean(error) or type(error).__name__
+        if getattr(error, "errno", None) in DISK_FULL:
+            return OutOfResources(
+                f"{self.address.shown} is full: {said}",
+                "make room there, or keep fewer with  checkpoint.to_keep",
+            )
+        return LocalFault(
+            f"{self.address.shown} cannot be used: {type(error).__name__}: {said}",
+            "check that it is there, and that this user may write and read there",
+        )
+
+
+@contextlib.contextmanager
+def _sources(
+    store: CheckpointStore, stage: int, epoch: int
+) -> Iterator[tuple[dict[str, tuple[BinaryIO, FileEntry]], FileEntry]]:
+    """The open files of a checkpoint of ``store``, each with its size and hash, and those of its
+    manifest. They stay readable when the store removes the checkpoint meanwhile. Raises Refused if
+    it cannot be read."""
+    with contextlib.ExitStack() as stack:
+        try:
+            fd = stack.enter_context(directory(store.path(stage, epoch)))
+            opened = {name: stack.enter_context(reading(name, fd)) for name in FILES}
+        except OSError as e:
+            raise Refused(
+                f"the checkpoint of epoch {epoch} cannot be read: {e.strerror or e}",
+                "the next one is copied",
+            ) from e
+        file, size = opened[MANIFEST]
+        if size > MANIFEST_LIMIT:
+            raise Refused(f"a manifest of {size} bytes is over the limit of {MANIFEST_LIMIT}")
+        page = os.pread(file, size, 0)
+        entries = dict(CheckpointManifest.parse(page).files)
+        entries[MANIFEST] = FileEntry(len(page), hashlib.sha256(page).hexdigest())
+        sources: dict[str, tuple[BinaryIO, FileEntry]] = {}
+        for name in FILES:
+            if name not in entries:
+                raise Refused(f"the manifest of epoch {epoch} does not name {name}")
+            number, _ = opened[name]
+            stream = stack.enter_context(open(number, "rb", buffering=0, closefd=False))
+            stream.seek(0)
+            sources[name] = stream, entries[name]
+        yield sources, entries[MANIFEST]
+
+
+def _protocols(files: Any) -> tuple[str, ...]:
+    said = files.protocol
+    if isinstance(said, str):
+        return (said,)
+    return tuple(said)
+
+
+def _hash(body: Any) -> str:
+    canonical = json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()

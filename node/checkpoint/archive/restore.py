@@ -1,0 +1,141 @@
+"""Checkpoints of an archive, put back on the disk of a peer. Enters: an archive, the store of a
+peer. Leaves: checkpoints in that store, every hash compared. Blocks: run it outside the event
+loop."""
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from node.checkpoint.archive.place import Archive, GoesOn, Whole
+from node.checkpoint.files import Interrupted
+from node.checkpoint.store import Checkpoint, CheckpointStore
+from node.core.errors import LocalFault, OutOfResources, UsageFault
+from node.telemetry.events import Journal
+
+RESTORED = 3
+"""Number of newest epochs that are put back: all stages have to go on from one epoch, and each has
+others."""
+
+
+def restore(
+    archive: Archive,
+    store: CheckpointStore,
+    stage: int,
+    scratch: Path,
+    journal: Journal,
+    goes_on: GoesOn = lambda: True,
+) -> list[int]:
+    """Put the newest checkpoints of a stage back into ``store``, unless it has newer ones. Returns
+    the epochs. ``scratch``: a directory for files under way, which is made and removed;
+    ``goes_on``: asked between two blocks.
+
+    Each peer's copy has the optimizer state of the parts that this peer owned, so the copies of one
+    epoch and history are put together. Raises UsageFault if the archive has nothing of this run,
+    LocalFault if it cannot be read. A copy that is damaged is reported and left out.
+    """
+    found = archive.copies(stage)
+    shown = archive.address.shown
+    if not found:
+        stages = sorted({whole.stage for whole in archive.copies()})
+        if not stages:
+            raise UsageFault(
+                f"{shown} has no whole checkpoint of this run",
+                "name the address that checkpoint.to has, and the swarm.toml of that run",
+            )
+        text = f"{shown} has nothing of stage {stage}, only of {', '.join(map(str, stages))}"
+        journal.emit("checkpoint", "nothing-to-restore", text, "warning")
+        return []
+    here = max(store.epochs(stage), default=-1)
+    scene = _Scene(archive, store, scratch, journal, goes_on)
+    newer = sorted({whole.epoch for whole in found if whole.epoch > here}, reverse=True)
+    done: list[int] = []
+    while newer and not done:
+        # The store keeps the newest that it has written.
+        for epoch in sorted(newer[:RESTORED]):
+            one = scene.gathered([whole for whole in found if whole.epoch == epoch])
+            if one is not None:
+                store.save(stage, epoch, one.parameters, one.optimizer, one.meta, beside=done)
+                done.append(epoch)
+        newer = newer[RESTORED:]
+    if done:
+        text = f"epochs {', '.join(map(str, sorted(done)))} are back from {shown}"
+        journal.emit("checkpoint", "restored-from-archive", text, epochs=sorted(done))
+    elif here >= 0:
+        text = f"nothing is taken from {shown}: epoch {here} on this disk is as new"
+        journal.emit("checkpoint", "nothing-to-restore", text)
+    return sorted(done)
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """The parts of one restoring."""
+
+    archive: Archive
+    store: CheckpointStore
+    scratch: Path
+    journal: Journal
+    goes_on: GoesOn
+
+    def gathered(self, wholes: list[Whole]) -> Checkpoint | None:
+        """The checkpoint of one epoch: the first copy that can be read, with the optimizer state of
+        the others of the same history. None if none can be read."""
+        first: Checkpoint | None = None
+        for whole in wholes:
+            one = self._read(whole)
+            if one is None:
+                continue
+            if first is None:
+                first = one
+            elif _is_same(first, one):
+                first = _with_state_of(first, one)
+        return first
+
+    def _read(self, whole: Whole) -> Checkpoint | None:
+        """One copy; None, with a line in the journal, if it cannot be read."""
+        shutil.rmtree(self.scratch, ignore_errors=True)
+        place = CheckpointStore(self.scratch, self.store.settings, self.store.run_id)
+        try:
+            self.archive.fetch(whole, str(place.path(whole.stage, whole.epoch)), self.goes_on)
+            return place.load(whole.stage, whole.epoch)
+        except (Interrupted, OutOfResources):
+            raise
+        except LocalFault as e:
+            text = f"the copy of epoch {whole.epoch} by {whole.peer[-6:]} is not used: {e}"
+            self.journal.emit("checkpoint", "copy-unusable", text, "warning", epoch=whole.epoch)
+            return None
+        finally:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+
+def _is_same(one: Checkpoint, other: Checkpoint) -> bool:
+    """Return True for checkpoints of one version."""
+    return (one.digest, one.meta.get("lineage")) == (other.digest, other.meta.get("lineage"))
+
+
+def _with_state_of(one: Checkpoint, other: Checkpoint) -> Checkpoint:
+    """The checkpoint with the optimizer state of another owner of the same version too. State of
+    that version replaces copies of an older one."""
+    mine = _copies(one.meta)
+    theirs = _copies(other.meta)
+    state = dict(one.optimizer)
+    copies = dict(mine)
+    for name, tensors in other.optimizer.items():
+        if name in theirs and name in state:
+            continue
+        if name in state and name not in mine:
+            continue
+        state[name] = tensors
+        copies.pop(name, None)
+        if name in theirs:
+            copies[name] = theirs[name]
+    return replace(one, optimizer=state, meta=one.meta | {"copies": copies})
+
+
+def _copies(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Parts whose state is a copy of another owner's, as the checkpoint says."""
+    found = meta.get("copies", {})
+    if not isinstance(found, dict):
+        return {}
+    return found

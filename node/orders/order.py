@@ -1,0 +1,167 @@
+"""An order of the run's owner, numbered and signed. Enters: what the owner wants, or a text that a
+peer tells. Leaves: the signed text, or the order in it. Never: a file, a socket.
+
+The text is the signature in base64, a line feed, and the signed JSON. It names the run, so it is
+worth nothing in another.
+"""
+
+import base64
+import json
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from node.availability.words import ago, rounded
+from node.core.errors import Refused, UsageFault
+from node.core.ids import PeerId, RunId
+from node.identity.keys import Identity, verify
+
+DOMAIN = "tutti/order/1"
+MAX_ORDER = 1024
+"""Characters of a signed order, all of them ASCII, so that it fits in a posting."""
+MAX_REASON = 120
+"""Characters of the owner's reason."""
+MAX_NUMBER = 1 << 53
+MAX_AT = 1e11
+"""Unix seconds beyond all that a clock says."""
+_AGAIN = "only the owner of the run gives orders:  tutti swarm pause | resume | end"
+
+
+class Verb(StrEnum):
+    """The things that an owner can order."""
+
+    PAUSE = "pause"
+    RESUME = "resume"
+    END = "end"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An order whose signature was checked. ``number``: larger than that of every earlier order of
+    the run; ``begins``: Unix seconds from which it is in force; ``text``: the signed text."""
+
+    number: int
+    verb: Verb
+    begins: float
+    reason: str
+    text: str
+
+    def outranks(self, other: "Order | None") -> bool:
+        """Return True if this order counts and the other one does not. An end is final; of two
+        other orders the one with the larger number counts. Of two with one number all peers choose
+        the same one."""
+        if other is None:
+            return True
+        return self._rank() > other._rank()
+
+    def _rank(self) -> tuple[bool, int, str]:
+        return self.verb is Verb.END, self.number, self.text
+
+    def words(self, wall: float) -> str:
+        """The order as a part of a sentence: "by the run's owner 12 min ago: 'moving disks'";
+        ``wall``: Unix time."""
+        when = ago(wall - self.begins)
+        if self.begins > wall:
+            when = f"in {rounded(self.begins - wall)}"
+        said = f"by the run's owner {when}"
+        if self.reason:
+            said += f": '{self.reason}'"
+        return said
+
+
+class RunEnded(Refused):
+    """The owner of the run has ended it, so no peer takes part any more."""
+
+    def __init__(self, order: Order) -> None:
+        super().__init__(
+            f"this run was ended {order.words(time.time())}",
+            "its owner goes on from the last epoch with another run:  tutti swarm init --continue "
+            "swarm.toml ; ask for an invite to that one",
+        )
+
+
+def next_number(known: int, wall: float) -> int:
+    """The number of the owner's next order. ``known``: the largest known number, 0 for none. The
+    number follows the clock as well, so that an owner whose machine knows of no earlier order does
+    not repeat a number."""
+    return max(known + 1, int(1000 * wall))
+
+
+def signed(
+    run_id: RunId,
+    owner: str,
+    identity: Identity,
+    verb: Verb,
+    *,
+    number: int,
+    begins: float,
+    reason: str = "",
+) -> str:
+    """The order that others obey. ``begins``: Unix seconds. Raises UsageFault for a run that nobody
+    owns and for a reason that is too long or not printable, Refused if ``identity`` does not own
+    the run."""
+    if not owner:
+        raise UsageFault(
+            "this run has no owner, so nobody can give it an order",
+            "each peer pauses and stops for itself:  tutti pause ,  tutti stop ; a run with an "
+            "owner begins with  tutti swarm init --from FILE",
+        )
+    if identity.peer_id != owner:
+        raise Refused(f"the run belongs to {owner}, not to you ({identity.peer_id})", _AGAIN)
+    if len(reason) > MAX_REASON or not (reason.isprintable() and reason == reason.strip()):
+        raise UsageFault(
+            f"a reason has at most {MAX_REASON} printable characters on one line",
+            f"say it in fewer words than these {len(reason)} characters",
+        )
+    if not 0 < number < MAX_NUMBER:
+        raise UsageFault(f"order number {number}", "orders are numbered from 1 on")
+    body = _packed(
+        {
+            "run": run_id,
+            "number": number,
+            "verb": verb.value,
+            "begins": round(begins, 3),
+            "reason": reason,
+        }
+    )
+    text = base64.b64encode(identity.sign(body.encode(), DOMAIN)).decode() + "\n" + body
+    if len(text) > MAX_ORDER:
+        raise UsageFault(
+            f"the reason does not fit into an order of {MAX_ORDER} characters", "shorten it"
+        )
+    return text
+
+
+def read(run_id: RunId, owner: str, text: str) -> Order:
+    """The order in a text. Raises Refused, with the reason, for one that nobody may obey: too long,
+    of another run, not signed by the owner."""
+    if len(text) > MAX_ORDER:
+        raise Refused(f"an order of {len(text)} characters, at most {MAX_ORDER} are read", _AGAIN)
+    signature, _, body = text.partition("\n")
+    try:
+        verify(PeerId(owner), body.encode(), base64.b64decode(signature, validate=True), DOMAIN)
+        table: dict[str, Any] = json.loads(body)
+        if set(table) != {"run", "number", "verb", "begins", "reason"}:
+            raise ValueError("other fields than an order has")
+        if table["run"] != run_id:
+            raise ValueError("an order to another run")
+        number = table["number"]
+        begins = table["begins"]
+        reason = table["reason"]
+        if type(number) is not int or not 0 < number < MAX_NUMBER:
+            raise ValueError("its number is none")
+        if type(begins) not in (int, float) or not 0 <= begins < MAX_AT:
+            raise ValueError("it begins at no time")
+        if type(reason) is not str or len(reason) > MAX_REASON or not reason.isprintable():
+            raise ValueError("its reason is no line of text")
+        verb = Verb(table["verb"])
+    except (ValueError, TypeError, RecursionError, Refused) as e:
+        raise Refused(
+            f"not an order that the owner signed for this run: {str(e)[:200]}", _AGAIN
+        ) from e
+    return Order(number, verb, float(begins), reason, text)
+
+
+def _packed(table: dict[str, Any]) -> str:
+    return json.dumps(table, sort_keys=True, separators=(",", ":"), allow_nan=False)

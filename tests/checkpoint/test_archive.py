@@ -1,0 +1,650 @@
+"""Copies of checkpoints at another place: whole or absent, compared, kept in number, put back."""
+
+import asyncio
+import errno
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.memory import MemoryFileSystem
+
+from node.checkpoint.archive import aside
+from node.checkpoint.archive.address import Address, masked
+from node.checkpoint.archive.aside import Aside, Work
+from node.checkpoint.archive.keeper import ArchiveKeeper, ArchivePorts
+from node.checkpoint.archive.machine import OnDisk
+from node.checkpoint.archive.place import BEGUN, FILES, WHOLE, Archive, Whole
+from node.checkpoint.archive.restore import restore
+from node.checkpoint.files import Interrupted
+from node.checkpoint.settings import CheckpointSettings
+from node.checkpoint.store import CheckpointStore, FileEntry
+from node.core.clock import SystemClock
+from node.core.errors import LocalFault, OutOfResources, Refused, UsageFault
+from node.core.ids import PeerId
+from node.telemetry.events import Journal
+from testbed.fakes.clock import VirtualClock
+from tests.checkpoint.test_store import state
+
+RUN = "ab" * 32
+ME = PeerId("me")
+STAGE = 2
+
+
+def written(root: Path, *epochs: int, run: str = RUN, seed: int = 0) -> CheckpointStore:
+    """A store with checkpoints of these epochs."""
+    store = CheckpointStore(root, CheckpointSettings(keep=100), run)
+    for epoch in epochs:
+        parameters, optimizer, meta = state(seed or epoch)
+        store.save(STAGE, epoch, parameters, optimizer, meta | {"lineage": f"{epoch:02x}"})
+    return store
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return written(tmp_path / "disk", 1, 2, 3, 4, 5, 6)
+
+
+@pytest.fixture(params=["directory", "file://", "memory://"])
+def text(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The address of an archive, in each form that is at hand everywhere."""
+    there = tmp_path / "there"
+    there.mkdir()
+    if request.param == "directory":
+        yield str(there)
+    elif request.param == "file://":
+        yield f"file://{there}"
+    else:
+        yield f"memory://{tmp_path.name}/there"
+        MemoryFileSystem.store.clear()
+        MemoryFileSystem.pseudo_dirs[:] = [""]
+
+
+def archive_at(text: str, me: str = ME, run: str = RUN, files: Any = None) -> Archive:
+    return Archive(Address(text), run, PeerId(me), files)
+
+
+def epochs(archive: Archive) -> list[int]:
+    return [whole.epoch for whole in archive.copies(STAGE)]
+
+
+# ----------------------------------------------------------- whole or absent
+
+
+def test_a_copy_has_the_bytes_of_the_checkpoint_and_is_put_back(
+    text: str, store: CheckpointStore, tmp_path: Path
+) -> None:
+    whole = archive_at(text).save(store, STAGE, 4, keep=5)
+    assert (whole.stage, whole.epoch, whole.peer) == (STAGE, 4, ME)
+    again = archive_at(text).copies()
+    assert again == [whole]
+    archive_at(text).fetch(whole, str(tmp_path / "back"))
+    for name in FILES:
+        assert (tmp_path / "back" / name).read_bytes() == (store.path(STAGE, 4) / name).read_bytes()
+    fresh = written(tmp_path / "fresh")
+    assert restore(archive_at(text), fresh, STAGE, tmp_path / "scratch", Journal([])) == [4]
+    here = fresh.load(STAGE, 4)
+    there = store.load(STAGE, 4)
+    assert (here.digest, here.meta) == (there.digest, there.meta)
+    torch.testing.assert_close(here.optimizer, there.optimizer, rtol=0, atol=0)
+    assert not (tmp_path / "scratch").exists()
+
+
+def test_the_oldest_beyond_the_number_goes_and_nothing_foreign(
+    text: str, store: CheckpointStore
+) -> None:
+    archive = archive_at(text)
+    other = archive_at(text, "somebody")
+    other.save(store, STAGE, 1, keep=1)
+    for epoch in (1, 2, 3):
+        archive.save(store, STAGE, epoch, keep=2)
+    fs, root = archive.address.open()
+    own = f"{root}/{RUN[:12]}/stage-{STAGE}/{ME}"
+    fs.pipe_file(f"{own}/epoch-2/notes.txt", b"mine")
+    fs.pipe_file(f"{own}/letters.txt", b"mine too")
+    fs.makedirs(f"{own}/epoch-99", exist_ok=True)
+    fs.pipe_file(f"{own}/epoch-99/parameters.safetensors", b"of a person")
+    assert epochs(archive) == [3, 2, 1]
+    for epoch in (4, 5):
+        archive.save(store, STAGE, epoch, keep=2)
+    fs.invalidate_cache()
+    found = archive.copies(STAGE)
+    assert [(w.epoch, w.peer) for w in found] == [(5, ME), (4, ME), (1, "somebody")]
+    assert fs.cat_file(f"{own}/epoch-2/notes.txt") == b"mine", "its directory stays for it"
+    assert not fs.exists(f"{own}/epoch-2/{FILES[0]}")
+    assert not fs.exists(f"{own}/epoch-3")
+    assert fs.cat_file(f"{own}/letters.txt") == b"mine too"
+    assert fs.cat_file(f"{own}/epoch-99/parameters.safetensors") == b"of a person"
+
+
+def test_what_a_person_put_in_the_way_is_not_overwritten(text: str, store: CheckpointStore) -> None:
+    archive = archive_at(text)
+    fs, root = archive.address.open()
+    here = f"{root}/{RUN[:12]}/stage-{STAGE}/{ME}/epoch-3"
+    fs.makedirs(here, exist_ok=True)
+    fs.pipe_file(f"{here}/{FILES[0]}", b"of a person")
+    with pytest.raises(Refused, match="did not write"):
+        archive.save(store, STAGE, 3, keep=2)
+    assert fs.cat_file(f"{here}/{FILES[0]}") == b"of a person"
+
+
+def test_a_copy_that_is_there_is_not_written_again(text: str, store: CheckpointStore) -> None:
+    archive = archive_at(text)
+    first = archive.save(store, STAGE, 4, keep=5)
+    never = Never()
+    assert archive_at(text).save(store, STAGE, 4, keep=5, goes_on=never) == first
+    assert not never.asked
+
+
+class Never:
+    """Answers no to the question whether work goes on."""
+
+    asked = False
+
+    def __call__(self) -> bool:
+        self.asked = True
+        return False
+
+
+@pytest.mark.parametrize("page", [WHOLE, *FILES])
+def test_a_copy_with_a_part_missing_or_torn_is_no_checkpoint(
+    text: str, store: CheckpointStore, tmp_path: Path, page: str
+) -> None:
+    archive = archive_at(text)
+    archive.save(store, STAGE, 3, keep=5)
+    whole = archive.save(store, STAGE, 4, keep=5)
+    fs, _ = archive.address.open()
+    path = f"{whole.directory}/{page}"
+    fs.pipe_file(path, fs.cat_file(path)[:-3])
+    fresh = written(tmp_path / "fresh")
+    journal = Journal([])
+    assert restore(archive_at(text), fresh, STAGE, tmp_path / "s", journal) == [3]
+    if page != WHOLE:
+        [event] = [e for e in journal.recent() if e.kind == "copy-unusable"]
+        assert "epoch 4" in event.text
+    assert archive.save(store, STAGE, 5, keep=5).epoch == 5
+    assert 3 in epochs(archive)
+
+
+# ----------------------------------------------------------- a place that fails
+
+
+class Failing(LocalFileSystem):
+    """A local file system that fails at one moment. ``at``: number of the opening that fails;
+    ``how``: called with the file."""
+
+    cachable = False
+
+    def __init__(self, at: int, how: Callable[[Any], Any]) -> None:
+        super().__init__(auto_mkdir=False)
+        self.at = at
+        self.how = how
+        self.opened = 0
+
+    def open(self, path: str, mode: str = "rb", **more: Any) -> Any:  # type: ignore[override]
+        file = super().open(path, mode, **more)
+        self.opened += 1
+        if self.opened == self.at:
+            return self.how(file)
+        return file
+
+
+class Breaks:
+    """A file whose second write fails."""
+
+    def __init__(self, file: Any, error: Exception) -> None:
+        self._file = file
+        self._error = error
+
+    def __enter__(self) -> "Breaks":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def write(self, data: bytes) -> int:
+        self._file.write(data[: len(data) // 2])
+        raise self._error
+
+    def read(self, size: int = -1) -> bytes:
+        raise self._error
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def fileno(self) -> int:
+        return self._file.fileno()
+
+
+def broken(error: Exception) -> Callable[[Any], Breaks]:
+    return lambda file: Breaks(file, error)
+
+
+def openings(store: CheckpointStore, tmp_path: Path) -> int:
+    """How often a copy opens a file, reading pages included."""
+    files = Failing(0, lambda file: file)
+    archive_at(str(tmp_path / "count"), files=files).save(store, STAGE, 4, keep=1)
+    return files.opened
+
+
+def test_wherever_it_breaks_off_the_older_copy_stays_and_the_next_try_is_whole(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    most = openings(store, tmp_path)
+    assert most > 8
+    for at in range(1, most + 1):
+        there = tmp_path / f"there-{at}"
+        good = archive_at(str(there))
+        good.save(store, STAGE, 3, keep=1)
+        files = Failing(at + 1, broken(OSError(errno.EIO, "broken pipe")))
+        if at < most:
+            with pytest.raises(LocalFault, match="cannot be used"):
+                archive_at(str(there), files=files).save(store, STAGE, 4, keep=1)
+        assert max(epochs(good)) >= 3, f"opening {at}: the older one is gone"
+        assert good.save(store, STAGE, 4, keep=1).epoch == 4
+        assert epochs(good) == [4], f"opening {at}"
+        left = {path.name for path in there.rglob("*") if path.is_file()}
+        assert left == {*FILES, WHOLE}, f"opening {at}: nothing of the attempt stays"
+
+
+def test_a_full_place_is_said_to_be_full(store: CheckpointStore, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    files = Failing(4, broken(OSError(errno.ENOSPC, "No space left on device")))
+    with pytest.raises(OutOfResources, match="is full") as e:
+        archive_at(str(there), files=files).save(store, STAGE, 4, keep=1)
+    assert "checkpoint.to_keep" in e.value.next_step
+    assert epochs(archive_at(str(there))) == []
+
+
+def test_a_place_that_loses_bytes_makes_no_copy(store: CheckpointStore, tmp_path: Path) -> None:
+    class Forgets(LocalFileSystem):
+        cachable = False
+
+        def open(self, path: str, mode: str = "rb", **more: Any) -> Any:  # type: ignore[override]
+            if mode == "rb" and path.endswith(FILES[1]):
+                content = bytearray(Path(path).read_bytes())
+                content[-1] ^= 1
+                Path(path).write_bytes(bytes(content))
+            return super().open(path, mode, **more)
+
+    there = str(tmp_path / "there")
+    with pytest.raises(LocalFault, match="not what was written"):
+        archive_at(there, files=Forgets()).save(store, STAGE, 4, keep=1)
+    assert epochs(archive_at(there)) == []
+
+
+def test_a_checkpoint_that_is_damaged_on_this_disk_is_not_copied(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    path = store.path(STAGE, 4) / FILES[0]
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(bytes(content))
+    archive = archive_at(str(tmp_path / "there"))
+    with pytest.raises(Refused, match="not what its manifest describes"):
+        archive.save(store, STAGE, 4, keep=1)
+    with pytest.raises(Refused, match="cannot be read"):
+        archive.save(store, STAGE, 77, keep=1)
+    assert epochs(archive) == []
+
+
+def test_a_checkpoint_that_is_removed_meanwhile_is_copied_whole(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    asked: list[int] = []
+
+    def goes_on() -> bool:
+        if not asked:
+            for file in store.path(STAGE, 4).iterdir():
+                file.unlink()
+        asked.append(1)
+        return True
+
+    archive = archive_at(str(tmp_path / "there"))
+    assert archive.save(store, STAGE, 4, keep=1, goes_on=goes_on).epoch == 4
+
+
+@pytest.mark.parametrize("at", [1, 2, 4, 6])
+def test_a_copy_that_is_given_up_is_none(store: CheckpointStore, tmp_path: Path, at: int) -> None:
+    asked: list[int] = []
+
+    def goes_on() -> bool:
+        asked.append(1)
+        return len(asked) < at
+
+    archive = archive_at(str(tmp_path / "there"))
+    archive.save(store, STAGE, 3, keep=1)
+    with pytest.raises(Interrupted):
+        archive.save(store, STAGE, 4, keep=1, goes_on=goes_on)
+    assert epochs(archive) == [3]
+
+
+# ----------------------------------------------------------- putting back
+
+
+def test_the_states_of_all_owners_are_put_together(tmp_path: Path) -> None:
+    parameters, _, meta = state(4)
+    meta = meta | {"lineage": "04"}
+    first = {"model.norm.weight": {"momentum": torch.ones(5)}}
+    second = {
+        "model.norm.weight": {"momentum": torch.zeros(5)},
+        "transposed": {"momentum": torch.ones(3, 4)},
+    }
+    old = {"copies": {"model.norm.weight": [3, "03"]}}
+    there = str(tmp_path / "there")
+    for who, optimizer, more in (("a", first, {}), ("b", second, old)):
+        store = CheckpointStore(tmp_path / who, CheckpointSettings(), RUN)
+        store.save(STAGE, 4, parameters, optimizer, meta | more)
+        archive_at(there, who).save(store, STAGE, 4, keep=1)
+    stranger = CheckpointStore(tmp_path / "c", CheckpointSettings(), RUN)
+    stranger.save(STAGE, 4, parameters, {"scalar": {"m": torch.ones(1)}}, meta | {"lineage": "ff"})
+    archive_at(there, "c").save(stranger, STAGE, 4, keep=1)
+    for me in ("a", "b", "z"):
+        fresh = CheckpointStore(tmp_path / f"fresh-{me}", CheckpointSettings(), RUN)
+        restore(archive_at(there, me), fresh, STAGE, tmp_path / "s", Journal([]))
+        found = fresh.load(STAGE, 4)
+        assert set(found.optimizer) == {"model.norm.weight", "transposed"}, "another history"
+        assert found.optimizer["model.norm.weight"]["momentum"].sum() == 5, "of this version"
+        assert found.meta["copies"] == {}
+
+
+def test_only_what_is_newer_than_the_disk_is_put_back(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    there = str(tmp_path / "there")
+    for epoch in (2, 3, 4, 5, 6):
+        archive_at(there).save(store, STAGE, epoch, keep=9)
+    fresh = written(tmp_path / "fresh", 3)
+    assert restore(archive_at(there), fresh, STAGE, tmp_path / "s", Journal([])) == [4, 5, 6]
+    assert fresh.epochs(STAGE) == [3, 4, 5, 6]
+    assert restore(archive_at(there), fresh, STAGE, tmp_path / "s", Journal([])) == []
+
+
+def test_a_disk_that_keeps_one_checkpoint_gets_all_that_stages_may_have_in_common(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    there = str(tmp_path / "there")
+    for epoch in (2, 3, 4, 5):
+        archive_at(there).save(store, STAGE, epoch, keep=9)
+    fresh = CheckpointStore(tmp_path / "fresh", CheckpointSettings(keep=1), RUN)
+    assert restore(archive_at(there), fresh, STAGE, tmp_path / "s", Journal([])) == [3, 4, 5]
+    assert fresh.epochs(STAGE) == [3, 4, 5]
+
+
+def test_older_copies_are_taken_where_the_newest_are_all_damaged(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    there = str(tmp_path / "there")
+    archive = archive_at(there)
+    wholes = [archive.save(store, STAGE, epoch, keep=9) for epoch in (1, 2, 3, 4, 5)]
+    for whole in wholes[2:]:
+        (Path(whole.directory) / FILES[0]).write_bytes(b"rubbish")
+    fresh = written(tmp_path / "fresh")
+    assert restore(archive_at(there), fresh, STAGE, tmp_path / "s", Journal([])) == [1, 2]
+
+
+def test_an_archive_without_this_run_or_stage_says_so(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    there = str(tmp_path / "there")
+    fresh = written(tmp_path / "fresh")
+    with pytest.raises(UsageFault, match="no whole checkpoint of this run"):
+        restore(archive_at(there), fresh, STAGE, tmp_path / "s", Journal([]))
+    archive_at(there).save(store, STAGE, 4, keep=1)
+    with pytest.raises(UsageFault, match="of this run"):
+        restore(
+            archive_at(there, run="cd" * 32),
+            written(tmp_path / "other", run="cd" * 32),
+            STAGE,
+            tmp_path / "s",
+            Journal([]),
+        )
+    journal = Journal([])
+    assert restore(archive_at(there), fresh, STAGE + 1, tmp_path / "s", journal) == []
+    assert "only of 2" in journal.recent()[-1].text
+
+
+def test_pages_that_a_stranger_wrote_are_not_believed(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    there = tmp_path / "there"
+    whole = archive_at(str(there)).save(store, STAGE, 4, keep=1)
+    page = Path(whole.directory) / WHOLE
+    honest = json.loads(page.read_text())
+    for bad in (
+        b"",
+        b"[]",
+        b"{" * 2000,
+        b"x" * (1 << 17),
+        json.dumps({"archive": honest["archive"], "sha256": "0" * 64}).encode(),
+        json.dumps({"archive": honest["archive"] | {"epoch": 5}, **honest}).encode()[:-1],
+    ):
+        page.write_bytes(bad)
+        assert epochs(archive_at(str(there))) == []
+
+
+# ----------------------------------------------------------- addresses
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("s3://key:secret77@bucket/run", "s3://***@bucket/run"),
+        ("https://host/run?token=abcdef77", "https://host/run?***"),
+        ("sftp://anna:secret77@nas.lan:22/b#secret77", "sftp://***@nas.lan:22/b#***"),
+        ("/mnt/backup", "/mnt/backup"),
+        ("~/backup", "~/backup"),
+    ],
+)
+def test_an_address_is_shown_without_its_secrets(text: str, shown: str) -> None:
+    address = Address(text)
+    assert address.shown == shown
+    assert address.has_secrets == (text != shown)
+    secrets = [word for word in ("secret77", "abcdef77") if word in text]
+    said = address.clean(f"cannot reach {text}: {' or '.join(secrets)} is wrong\nTraceback")
+    assert said.startswith(f"cannot reach {shown}")
+    assert not [word for word in secrets if word in said]
+    assert said.endswith(" is wrong Traceback")
+
+
+def test_text_without_addresses_is_not_touched() -> None:
+    assert masked("what? nobody@home #1") == "what? nobody@home #1"
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "step"),
+    [
+        ("backup", "whole path", "/mnt/backup"),
+        ("simplecache::s3://bucket/run", "chain", "one place"),
+    ],
+)
+def test_what_is_no_address_is_refused(text: str, says: str, step: str) -> None:
+    with pytest.raises(UsageFault, match=says) as e:
+        Address(text)
+    assert step in e.value.next_step
+
+
+def test_a_package_that_is_missing_is_named() -> None:
+    with pytest.raises(UsageFault, match="s3:// needs a package") as e:
+        Address("s3://key:secret77@bucket/run").check()
+    assert e.value.next_step == "pip install s3fs"
+    with pytest.raises(UsageFault, match="not installed") as e:
+        Address("sftp://nas.lan/backup").check()
+    assert e.value.next_step == "pip install paramiko"
+    with pytest.raises(UsageFault, match="cannot hold checkpoints"):
+        Address("nonsense://bucket/run").check()
+
+
+def test_no_message_of_a_library_holds_a_secret(store: CheckpointStore, tmp_path: Path) -> None:
+    class Talks(MemoryFileSystem):
+        cachable = False
+
+        def open(self, path: str, mode: str = "rb", **more: Any) -> Any:  # type: ignore[override]
+            raise ValueError("signing memory://key:secret77@there/run?token=abcdef77 failed")
+
+    address = Address("memory://key:secret77@there/run?token=abcdef77")
+    archive = Archive(address, RUN, ME, Talks())
+    whole = Whole(STAGE, 4, ME, "/there", dict.fromkeys(FILES, FileEntry(1, "0" * 64)))
+    for call in (
+        lambda: archive.save(store, STAGE, 4, keep=1),
+        lambda: archive.fetch(whole, str(tmp_path / "back")),
+    ):
+        with pytest.raises(LocalFault) as e:
+            call()
+        said = f"{e.value.what} {e.value.next_step} {e.value.__cause__}"
+        assert "secret77" not in said
+        assert "abcdef77" not in said
+
+
+# ----------------------------------------------------------- the service
+
+
+def keeper_of(
+    archive: Archive, store: CheckpointStore, journal: Journal, clock: Any = None
+) -> ArchiveKeeper:
+    settings = CheckpointSettings(to="x", to_every="2 epochs", to_keep=2)
+    ports = ArchivePorts(
+        store, lambda: OnDisk(store.epochs(STAGE)), clock or SystemClock(), journal
+    )
+    return ArchiveKeeper(archive, STAGE, settings, ports)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_checkpoints_are_copied_by_the_schedule(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.checkpoint.archive.keeper.LOOK_S", 0.01)
+    archive = archive_at(str(tmp_path / "there"))
+    journal = Journal([])
+    keeper = keeper_of(archive, store, journal)
+    running = asyncio.create_task(keeper.run())
+    await until(lambda: keeper.last == 6)
+    for epoch in (7, 8):
+        parameters, optimizer, meta = state(epoch)
+        store.save(STAGE, epoch, parameters, optimizer, meta)
+    await until(lambda: keeper.last == 8)
+    running.cancel()
+    assert epochs(archive) == [8, 6], "epoch 7 is behind no line of the grid"
+    assert not keeper.trouble
+    again = keeper_of(archive, store, journal)
+    running = asyncio.create_task(again.run())
+    await until(lambda: again.last == 8)
+    running.cancel()
+    assert again.copied is None, "what is there is not copied again"
+    assert await again.copy_newest(5.0)
+
+
+async def test_failures_are_told_once_and_nothing_stops(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    there = tmp_path / "there"
+    there.write_text("a file where the directory should be")
+    journal = Journal([])
+    clock = VirtualClock()
+    keeper = keeper_of(archive_at(str(there)), store, journal, clock)
+    await keeper._step(OnDisk([6]))
+    assert keeper.trouble.startswith(f"checkpoints are not copied to {there}: ")
+    assert keeper.trouble.endswith("tried again in 30 s")
+    await keeper._step(OnDisk([6]))
+    clock.advance(31.0)
+    await keeper._step(OnDisk([6]))
+    assert keeper.trouble.endswith("tried again in 1 min")
+    errors = [e for e in journal.recent(level="error") if e.kind == "archive-failed"]
+    assert len(errors) == 1, "the same reason once"
+    there.unlink()
+    clock.advance(61.0)
+    await keeper._step(OnDisk([6]))
+    assert (keeper.last, keeper.trouble) == (6, "")
+    assert "again" in [e for e in journal.recent() if e.kind == "archived"][-1].text
+
+
+async def test_a_place_that_hangs_holds_nobody_up(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(aside, "WATCH_S", 0.01)
+    woken = threading.Event()
+
+    def hangs(file: Any) -> Any:
+        woken.wait(20)
+        return file
+
+    there = str(tmp_path / "there")
+    journal = Journal([])
+    clock = VirtualClock()
+    files = Failing(3, hangs)
+    keeper = keeper_of(archive_at(there, files=files), store, journal, clock)
+    copying = asyncio.create_task(keeper._step(OnDisk([6])))
+    await until(lambda: files.opened == 3)
+    clock.advance(aside.STALL_S + 1)
+    await copying
+    assert "nothing has moved" in keeper.trouble
+    clock.advance(61.0)
+    await keeper._step(OnDisk([6]))
+    assert "has not ended" in keeper.trouble, "one thread hangs, not more and more"
+    woken.set()
+    await until(keeper._aside.free.is_set)
+    assert epochs(archive_at(there)) == [], "what wakes later makes no copy whole"
+    clock.advance(1000.0)
+    await keeper._step(OnDisk([6]))
+    assert keeper.last == 6
+
+
+async def test_a_copy_can_be_cancelled(store: CheckpointStore, tmp_path: Path) -> None:
+    going = threading.Event()
+    woken = threading.Event()
+
+    def hangs(file: Any) -> Any:
+        going.set()
+        woken.wait(20)
+        return file
+
+    there = str(tmp_path / "there")
+    keeper = keeper_of(archive_at(there, files=Failing(3, hangs)), store, Journal([]))
+    copying = asyncio.create_task(keeper._step(OnDisk([6])))
+    await asyncio.to_thread(going.wait, 20)
+    copying.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await copying
+    woken.set()
+    assert await keeper.copy_newest(20.0), "the next one waits until its thread has ended"
+    assert epochs(archive_at(there)) == [6]
+    assert not _files_named(BEGUN, there)
+
+
+def _files_named(name: str, root: str) -> list[Path]:
+    return list(Path(root).rglob(name))
+
+
+async def test_an_error_of_the_work_is_raised_and_a_late_one_is_not() -> None:
+    side = Aside(SystemClock())
+
+    def fails(work: Work) -> int:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await side.call(fails)
+    assert await side.call(lambda work: 7) == 7
+
+
+async def test_a_last_copy_has_its_time(store: CheckpointStore, tmp_path: Path) -> None:
+    woken = threading.Event()
+
+    def hangs(file: Any) -> Any:
+        woken.wait(20)
+        return file
+
+    journal = Journal([])
+    files = Failing(3, hangs)
+    keeper = keeper_of(archive_at(str(tmp_path / "there"), files=files), store, journal)
+    assert not await keeper.copy_newest(0.05)
+    assert [e for e in journal.recent() if e.kind == "archive-late"]
+    woken.set()
