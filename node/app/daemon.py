@@ -279,7 +279,7 @@ class Daemon(Node):
                 partial(self.config.keep_order, run_id),
                 self._obey,
                 self.transport.fault,
-                lambda: presence.times,
+                lambda: presence.pace.times,
             ),
             self.config.order(run_id),
         )
