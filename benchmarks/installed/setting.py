@@ -3,6 +3,7 @@ one folder that is removed at its end.
 """
 
 import atexit
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 from benchmarks.report import ROOT
 
@@ -42,13 +45,15 @@ class Done:
 @dataclass(frozen=True)
 class Installed:
     """An environment with tutti. ``made_s``: seconds of making the environment; ``torch_s``: of
-    torch by pip; ``wheel_s``: of the wheel and all that it needs, downloads included."""
+    torch by pip; ``wheel_s``: of the wheel and all that it needs, downloads included. ``origin``:
+    where pip found torch."""
 
     environment: Path
     wheel: Path
     made_s: float
     torch_s: float
     wheel_s: float
+    origin: str
 
     @property
     def program(self) -> Path:
@@ -153,11 +158,20 @@ def installed() -> Installed:
     where = folder() / "environment"
     made = ran([base_python(), "-m", "venv", where], folder()).good()
     pip = [where / "bin/python", "-m", "pip", "install"]
-    torch = ran([*pip, TORCH], folder()).good()
+    said = folder() / "torch.json"
+    torch = ran([*pip, "--report", said, TORCH], folder()).good()
     pins = folder() / "constraints.txt"
     pins.write_text(without_overridden((release() / "constraints.txt").read_text()))
     rest = ran([*pip, "--constraint", pins, file], folder()).good()
-    return Installed(where, file, made.seconds, torch.seconds, rest.seconds)
+    origin = _origin(json.loads(said.read_text()))
+    return Installed(where, file, made.seconds, torch.seconds, rest.seconds, origin)
+
+
+def _origin(report: dict[str, Any]) -> str:
+    """Host from which pip had torch, by its own report; "this disk" for a file."""
+    urls = [one["download_info"]["url"] for one in report["install"]]
+    url = next(url for url in urls if "/torch-" in url)
+    return urlsplit(url).hostname or "this disk"
 
 
 def without_overridden(pins: str) -> str:

@@ -49,7 +49,9 @@ def _packages(report: Report, there: Installed) -> None:
     size = ran(["du", "-sm", there.environment], folder()).good().out.split()[0]
     said = f"torch {names['torch']}, fastecdsa {names['fastecdsa']}, {size} MB on the disk"
     report.add(f"{ITEM} wheel: packages installed", len(names), "packages", said)
-    report.add(f"{ITEM} wheel: pip installs torch", round(there.torch_s, 1), "s", "with download")
+    report.add(
+        f"{ITEM} wheel: pip installs torch", round(there.torch_s, 1), "s", f"from {there.origin}"
+    )
     report.add(
         f"{ITEM} wheel: pip installs the wheel and the rest",
         round(there.wheel_s, 1),
