@@ -101,6 +101,12 @@ def clean() -> dict[str, str]:
     return kept | {"PATH": os.pathsep.join(path), "NO_COLOR": "1"}
 
 
+def links() -> list[str]:
+    """Options by which uv looks where pip looks for files on this machine."""
+    places = os.environ.get("PIP_FIND_LINKS", "").split()
+    return [word for place in places for word in ("--find-links", place)]
+
+
 def base_python() -> str:
     """The interpreter from which the environment of this process was made."""
     return os.path.realpath(sys.executable)

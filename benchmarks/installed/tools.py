@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from benchmarks.installed import setting
-from benchmarks.installed.setting import ITEM, Done, folder, ran, release, wheel
+from benchmarks.installed.setting import ITEM, Done, folder, links, ran, release, wheel
 from benchmarks.report import Report
 
 
@@ -11,14 +11,9 @@ def rows(report: Report, root: Path) -> None:
     """Install by each tool, and ask the installed command for its version and its update."""
     pins = release()
     extra = ("--constraints", pins / "constraints.txt", "--overrides", pins / "overrides.txt")
-    links = tuple(
-        word
-        for place in setting.clean().get("PIP_FIND_LINKS", "").split()
-        for word in ("--find-links", place)
-    )
     uv = {"UV_TOOL_DIR": str(root / "uv"), "UV_TOOL_BIN_DIR": str(root / "uv-bin")}
     command = [setting.tools() / "uv", "tool", "install", "--no-config"]
-    command += ["--python", setting.base_python(), *links, *extra, wheel()]
+    command += ["--python", setting.base_python(), *links(), *extra, wheel()]
     done = ran(command, root, UV_CACHE_DIR=str(folder() / "uv-cache"), **uv)
     _row(report, "uv tool install", done, root / "uv-bin/tutti", "uv tool install --force ./")
     compiler = "fastecdsa 2.3.2 is compiled: needs gcc and GMP's headers"
