@@ -30,7 +30,7 @@ def _resolves(report: Report, version: str) -> None:
     words += ["--constraints", pins / "constraints.txt", "--overrides", pins / "overrides.txt"]
     asked = folder() / "asked.txt"
     asked.write_text(f"tutti @ {wheel().as_uri()}\n")
-    done = ran([*words, asked], folder(), UV_CACHE_DIR=str(folder() / "uv-cache"))
+    done = ran([*words, asked], folder(), {"UV_CACHE_DIR": str(folder() / "uv-cache")})
     count = sum("==" in line for line in done.out.splitlines())
     said = done.err.strip()[-200:]
     report.add(
@@ -53,14 +53,14 @@ def _runs(report: Report, version: str, root: Path) -> None:
     where = root / version
     uv = [tools() / "uv", "--quiet", "--no-config"]
     cache = {"UV_CACHE_DIR": str(folder() / "uv-cache")}
-    ran([*uv, "venv", "--python", python, where], root, **cache).good()
+    ran([*uv, "venv", "--python", python, where], root, cache).good()
     pins = release()
     install = [*uv, "pip", "install", "--python", where / "bin/python", *links()]
     install += ["--constraints", pins / "constraints.txt", "--overrides", pins / "overrides.txt"]
-    ran([*install, wheel()], root, **cache).good()
+    ran([*install, wheel()], root, cache).good()
     home = where / "person"
     home.mkdir()
-    done = ran([where / "bin/tutti", *DEMO], home, HOME=str(home), TMPDIR=str(home))
+    done = ran([where / "bin/tutti", *DEMO], home, {"HOME": str(home), "TMPDIR": str(home)})
     if done.code:
         report.add(name, 0, "epochs", done.err[-300:], "2", holds=False)
         return

@@ -25,7 +25,7 @@ def rows(report: Report, root: Path) -> None:
     unit.write_text(ran(words, root).good().out)
     runtime = root / "run"
     runtime.mkdir(mode=0o700)
-    done = ran([analyze, "--user", "verify", unit], root, XDG_RUNTIME_DIR=str(runtime))
+    done = ran([analyze, "--user", "verify", unit], root, {"XDG_RUNTIME_DIR": str(runtime)})
     said = [s for s in done.err.splitlines() if not any(u in s for u in UNKNOWN_BEFORE_254)]
     report.add(
         f"{ITEM} service: systemd-analyze verify",

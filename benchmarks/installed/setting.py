@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -66,28 +66,24 @@ class Installed:
         return self.environment / "bin" / "python"
 
 
-def ran(
-    words: Sequence[object],
-    where: Path,
-    timeout_s: float = LONGEST_S,
-    **environment: str,
-) -> Done:
+def ran(words: Sequence[object], where: Path, environment: Mapping[str, str] | None = None) -> Done:
     """Run a command in a directory, as a shell of a person would who never saw the repository.
-    Raises RuntimeError if it takes longer than ``timeout_s``, or is not there."""
+    ``environment``: variables beside those of this process. Raises RuntimeError if the command is
+    not there, or takes longer than LONGEST_S."""
     began = time.monotonic()
     command = [str(word) for word in words]
     try:
         done = subprocess.run(
             command,
             cwd=where,
-            env=clean() | environment,
+            env=clean() | dict(environment or {}),
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=LONGEST_S,
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired as e:
-        raise RuntimeError(f"{' '.join(command[:4])} has not ended in {timeout_s:g} s") from e
+        raise RuntimeError(f"{' '.join(command[:4])} has not ended in {LONGEST_S:g} s") from e
     except FileNotFoundError as e:
         raise RuntimeError(f"{command[0]} is not there") from e
     return Done(done.returncode, done.stdout, done.stderr, time.monotonic() - began)

@@ -41,7 +41,7 @@ def rows(report: Report, root: Path) -> None:
         if shutil.which(name) is None:
             report.add(f"{ITEM} shells: {name} completes a line", f"no {name} here", "")
             continue
-        done = ran(command, root, PATH=path, HOME=str(root))
+        done = ran(command, root, {"PATH": path, "HOME": str(root)})
         words = [line.partition("\t")[0].partition(":")[0] for line in done.out.splitlines()]
         report.add(
             f"{ITEM} shells: {name} completes a line",

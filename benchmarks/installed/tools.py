@@ -11,14 +11,18 @@ def rows(report: Report, root: Path) -> None:
     """Install by each tool, and ask the installed command for its version and its update."""
     pins = release()
     extra = ("--constraints", pins / "constraints.txt", "--overrides", pins / "overrides.txt")
-    uv = {"UV_TOOL_DIR": str(root / "uv"), "UV_TOOL_BIN_DIR": str(root / "uv-bin")}
+    uv = {
+        "UV_TOOL_DIR": str(root / "uv"),
+        "UV_TOOL_BIN_DIR": str(root / "uv-bin"),
+        "UV_CACHE_DIR": str(folder() / "uv-cache"),
+    }
     command = [setting.tools() / "uv", "tool", "install", "--no-config"]
     command += ["--python", setting.base_python(), *links(), *extra, wheel()]
-    done = ran(command, root, UV_CACHE_DIR=str(folder() / "uv-cache"), **uv)
+    done = ran(command, root, uv)
     _row(report, "uv tool install", done, root / "uv-bin/tutti", "uv tool install --force ./")
     compiler = "fastecdsa 2.3.2 is compiled: needs gcc and GMP's headers"
     plain = {"PIPX_HOME": str(root / "pipx"), "PIPX_BIN_DIR": str(root / "pipx-bin")}
-    done = ran([setting.tools() / "pipx", "install", wheel()], root, **plain)
+    done = ran([setting.tools() / "pipx", "install", wheel()], root, plain)
     _row(report, "pipx install", done, root / "pipx-bin/tutti", "pipx install --force ./", compiler)
 
 
