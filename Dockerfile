@@ -11,6 +11,8 @@ RUN sed -n '/^setuptools==/,/[^\\]$/p' hashes.txt > setuptools.txt \
     && pip install --no-deps --require-hashes -r setuptools.txt \
     && pip install --no-deps --require-hashes --no-build-isolation -r hashes.txt
 ARG TORCH_INDEX=
+# The linter takes the index for a package without a version.
+# hadolint ignore=DL3013
 RUN pip install ${TORCH_INDEX:+--index-url "$TORCH_INDEX"} "torch==2.13.0"
 COPY pyproject.toml README.md LICENSE ./
 COPY cli.py tutti.py ./

@@ -14,10 +14,13 @@ APART := tests/control/test_observer.py
 BENCH ?=
 # The site's tools have an environment of their own: no test needs them.
 DOCS := .venv-docs
+# So have the tools of a release.
+RELEASING := .venv-release
+RELEASE ?=
 # Tests start some hundred processes of the same program: what one has compiled is there for the next.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test apart check format protos hashes reference docs bench clean
+.PHONY: help setup demo test apart check format protos hashes reference docs bench release release-tools clean
 
 help:  ## show this list
 	@awk -F':.*## *' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -99,6 +102,16 @@ bench: setup  ## run the benchmarks (one: make bench BENCH=pipeline)
 	@found=$$($(BIN)/python -m benchmarks $(BENCH)); \
 	for name in $$found; do echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
 
+release: release-tools  ## build the files of a release into dist/; publishes nothing (RELEASE=--without-image)
+	$(RELEASING)/bin/python -m tools.release $(RELEASE)
+
+release-tools: $(RELEASING)/.ready
+
+$(RELEASING)/.ready: tools/requirements-release.txt
+	@test -x $(RELEASING)/bin/python || "$(PYTHON)" -m venv $(RELEASING)
+	$(RELEASING)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r tools/requirements-release.txt
+	@touch $@
+
 clean:  ## remove .venv and everything generated that git does not keep
-	rm -rf $(VENV) $(DOCS) build dist ./*.egg-info .demo .pytest_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) $(DOCS) $(RELEASING) build dist ./*.egg-info .demo .pytest_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

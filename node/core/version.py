@@ -1,5 +1,9 @@
-"""Version of this tutti, and the versions of the protocol that it speaks."""
+"""Version of this tutti, the versions of the protocol that it speaks, and commands by which this
+installation is updated or extended."""
 
+import importlib.util
+import shlex
+import sys
 from dataclasses import dataclass
 
 from node.core.errors import WireError
@@ -13,7 +17,7 @@ PROTOCOL = 7
 BLAKE3 hashes, and each MiB of the content is fetched and checked by itself; peers show certificates
 to peers that ask for them, and proofs that somebody has voted twice; activations say where
 documents end, in runs that keep them apart."""
-_COMMANDS = "git pull && make setup  in its checkout, then  tutti drain; tutti start"
+_COMMANDS = "tutti upgrade  prints the commands"
 UPDATE = f"update this tutti:  {_COMMANDS}"
 """Advice to an operator whose software is older than a peer's."""
 _UPDATE_THERE = f"whoever runs that one must update it:  {_COMMANDS}"
@@ -55,3 +59,18 @@ class Protocols:
 
 PROTOCOLS = Protocols(OLDEST_PROTOCOL, PROTOCOL)
 """Versions that this tutti speaks."""
+
+
+def installer() -> str:
+    """Beginning of a command that installs packages into the environment of this Python: pip, or uv
+    where the environment has no pip."""
+    python = shlex.quote(sys.executable)
+    if importlib.util.find_spec("pip") is None:
+        return f"uv pip install --python {python}"
+    return f"{python} -m pip install"
+
+
+def extra_command(extra: str) -> str:
+    """Command that adds an optional part of tutti, such as ``data``, to this installation. It names
+    this Python: in another environment the name ``tutti`` would mean another project's package."""
+    return f"{installer()} 'tutti[{extra}]'"

@@ -5,6 +5,7 @@ import importlib.util
 from typing import Any
 
 from node.core.errors import UsageFault
+from node.core.version import extra_command
 
 
 def library(name: str, what: str) -> Any:
@@ -27,4 +28,4 @@ def check_installed(name: str, what: str) -> None:
 
 
 def _not_installed(name: str, what: str) -> UsageFault:
-    return UsageFault(f"{what} needs {name}, which is not installed", 'pip install "tutti[data]"')
+    return UsageFault(f"{what} needs {name}, which is not installed", extra_command("data"))

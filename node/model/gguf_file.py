@@ -20,6 +20,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from node.core.errors import UsageFault
+from node.core.version import extra_command
 from node.model.extras import Extras
 from node.model.files import TOKENIZER
 from node.model.rope import frequencies
@@ -69,7 +70,7 @@ def check_library() -> None:
     try:
         import gguf  # noqa: F401
     except ImportError as e:
-        raise UsageFault(f"--gguf needs the package gguf: {e}", "pip install 'tutti[gguf]'") from e
+        raise UsageFault(f"--gguf needs the package gguf: {e}", extra_command("gguf")) from e
 
 
 def gguf_bytes(shape: Sequence[int]) -> int:

@@ -15,6 +15,7 @@ from google.protobuf.message import Message
 
 from node.core.errors import Refused, UsageFault, writing
 from node.core.ids import PeerId, short
+from node.core.version import extra_command
 from node.telemetry.events import EPOCH, Event
 from node.telemetry.sinks import ThreadedSink
 
@@ -64,7 +65,7 @@ class TensorBoardRecords:
         except ImportError as e:
             raise UsageFault(
                 f"--tensorboard needs the package tensorboard: {e}",
-                "pip install 'tutti[tensorboard]', or start without --tensorboard",
+                f"{extra_command('tensorboard')}  or start without --tensorboard",
             ) from e
         # Their messages are made at run time, so they have no types.
         self._events: Any = event_pb2

@@ -12,7 +12,7 @@ import pytest
 
 from node.app.owner import upgrade
 from node.core.errors import NetworkFault, Refused
-from node.core.version import VERSION
+from node.core.version import VERSION, extra_command
 from tests.cli.conftest import refused
 
 NEXT = "99.1.0"
@@ -170,6 +170,47 @@ def test_no_network_is_a_clear_fault(tutti):
         sock.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{sock.getsockname()[1]}/"
         refused(tutti("upgrade", "--check", "--index", url), 4, "cannot ask", "check the network")
+
+
+WHEEL = '{"url": "file:///tmp/it/tutti-0.2.0-py3-none-any.whl", "archive_info": {}}'
+FOLDER = '{"url": "file:///home/anna/my%20tutti", "dir_info": {}}'
+FILE = "./tutti-VERSION-py3-none-any.whl"
+
+
+@pytest.mark.parametrize(
+    ("prefix", "origin", "proven", "command"),
+    [
+        ("venv", WHEEL, False, f"-m pip install --upgrade {FILE}"),
+        ("pipx/venvs/tutti", WHEEL, False, f"pipx install --force {FILE}"),
+        ("uv/tools/tutti", WHEEL, False, f"uv tool install --force {FILE}"),
+        ("venv", FOLDER, False, "-m pip install --upgrade '/home/anna/my tutti'"),
+        ("venv", "", False, "-m pip install --upgrade tutti"),
+        ("pipx/venvs/tutti", "", False, "pipx upgrade tutti"),
+        ("uv/tools/tutti", WHEEL, True, "uv tool upgrade tutti"),
+        ("venv", "[]", False, "-m pip install --upgrade tutti"),
+    ],
+)
+def test_an_installation_from_a_file_is_updated_from_a_file(
+    tmp_path, monkeypatch, prefix, origin, proven, command
+):
+    """In the public index the name is another project's."""
+    where = tmp_path / prefix
+    where.mkdir(parents=True)
+    if prefix.startswith("uv/"):
+        (where / "uv-receipt.toml").touch()
+    monkeypatch.setattr("sys.prefix", str(where))
+    monkeypatch.setattr(upgrade, "__file__", str(where / "lib/node/app/owner/upgrade.py"))
+    monkeypatch.setattr(upgrade, "_installed", {"direct_url.json": origin.encode()}.__getitem__)
+    first, restart = upgrade.update_commands(proven)
+    assert first.endswith(command)
+    assert restart == "tutti drain ; tutti start"
+
+
+def test_an_optional_part_is_installed_beside_this_tutti(monkeypatch):
+    monkeypatch.setattr("sys.executable", "/opt/a b/bin/python")
+    assert extra_command("data") == "'/opt/a b/bin/python' -m pip install 'tutti[data]'"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    assert extra_command("data") == "uv pip install --python '/opt/a b/bin/python' 'tutti[data]'"
 
 
 @pytest.mark.parametrize("url", ["http://example.org/simple/", "ftp://x/", "pypi.org", "https://"])

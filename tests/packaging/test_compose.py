@@ -21,6 +21,8 @@ from node.manifest import read_manifest
 READ = {*ENVIRONMENT, "TUTTI_HOME", "TUTTI_CONFIG"}
 STAGES = 3
 REPLICAS = 2
+GPU = "stage-1-gpu"
+"""The service that only the profile ``gpu`` starts."""
 
 
 @pytest.fixture(scope="session")
@@ -76,6 +78,10 @@ def test_the_file_is_a_compose_file(root: Path, compose: dict[str, Any]) -> None
         ({"cap_drop": "ALL"}, "'ALL' is not of type 'array'"),
         ({"depends_on": {"x": {"condition": "running"}}}, "depends_on|not valid under any"),
         ({"healthcheck": {"tests": []}}, "tests|Additional"),
+        (
+            {"deploy": {"resources": {"reservations": {"devices": [{"capabilities": "gpu"}]}}}},
+            "'gpu' is not of type 'array'",
+        ),
     ],
 )
 def test_the_schema_sees_mistakes(
@@ -87,6 +93,7 @@ def test_the_schema_sees_mistakes(
 
 
 def test_the_services_host_every_stage_and_one_rendezvous(services: dict[str, Any]) -> None:
+    services = {name: s for name, s in services.items() if name != GPU}
     roles = {name: s["environment"].get("TUTTI_ROLE") for name, s in services.items()}
     stages = Counter(
         int(s["environment"]["TUTTI_STAGE"])
@@ -105,6 +112,18 @@ def test_the_services_host_every_stage_and_one_rendezvous(services: dict[str, An
         for name, s in services.items()
     )
     assert f"--stages {STAGES}" in services["founder"]["command"][0]
+
+
+def test_a_gpu_is_taken_where_it_is_asked_for_alone(services: dict[str, Any]) -> None:
+    assert [name for name, s in services.items() if "profiles" in s] == [GPU]
+    service = services[GPU]
+    assert service["profiles"] == ["gpu"]
+    [device] = service["deploy"]["resources"]["reservations"]["devices"]
+    assert device == {"driver": "nvidia", "count": 1, "capabilities": ["gpu"]}
+    devices = {name: s["environment"].get("TUTTI_DEVICE") for name, s in services.items()}
+    assert [name for name, on in devices.items() if on != "cpu" and name != "founder"] == [GPU]
+    assert devices[GPU] == "cuda:0"
+    assert all(GPU not in s.get("depends_on", {}) for s in services.values())
 
 
 def test_one_image_built_once(services: dict[str, Any]) -> None:

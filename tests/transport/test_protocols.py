@@ -51,7 +51,7 @@ async def test_without_a_common_version_both_name_who_must_update(swarm, here, t
         assert (event.fields["oldest"], event.fields["newest"]) == theirs
         assert f"speaks protocols {theirs[0]} to {theirs[1]} (tutti 0)" in event.text
         assert ("update this tutti" in event.text) == (mine < theirs)
-        assert "git pull && make setup" in event.text
+        assert "tutti upgrade" in event.text
 
 
 async def test_a_peer_that_was_updated_is_met_at_once(swarm):

@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import (
@@ -30,7 +30,7 @@ from packaging.utils import (
 from packaging.version import InvalidVersion, Version
 
 from node.core.errors import NetworkFault, Refused, UsageFault
-from node.core.version import VERSION
+from node.core.version import VERSION, installer
 
 INDEX = "https://pypi.org/simple/"
 """Root of the package index, in the form of PEP 503."""
@@ -63,7 +63,7 @@ class Offered:
 
     def document(self) -> dict[str, Any]:
         """JSON-ready values."""
-        return asdict(self) | {"newer": self.newer, "update": update_commands()}
+        return asdict(self) | {"newer": self.newer, "update": update_commands(self.proven)}
 
 
 def check(index: str = "", deadline_s: float = DEADLINE_S) -> Offered:
@@ -169,11 +169,17 @@ def _proven(files: list[Any]) -> bool:
 
 def _metadata_sha256() -> str:
     """Hash of the metadata that is installed here, "" for none."""
+    raw = _installed("METADATA")
+    return hashlib.sha256(raw).hexdigest() if raw else ""
+
+
+def _installed(name: str) -> bytes:
+    """Content of a file of the installed metadata, b"" for none."""
     with contextlib.suppress(PackageNotFoundError, OSError):
         for file in distribution(PACKAGE).files or ():
-            if file.name == "METADATA":
-                return hashlib.sha256(Path(str(file.locate())).read_bytes()).hexdigest()
-    return ""
+            if file.name == name:
+                return Path(str(file.locate())).read_bytes()
+    return b""
 
 
 def _version_of(filename: str) -> Version | None:
@@ -186,19 +192,46 @@ def _version_of(filename: str) -> Version | None:
         return None
 
 
-def update_commands() -> list[str]:
-    """Commands that update this installation, in the way it was installed."""
+def update_commands(proven: bool = False) -> list[str]:
+    """Commands that update this installation, in the way it was installed. An installation from a
+    file is updated from a file; by its name it is only if it came from an index, or if the index is
+    ``proven`` to have this project: elsewhere the name is another project's."""
     root = Path(__file__).resolve().parents[3]
     if (root / ".git").exists():
         place = shlex.quote(str(root))
         first = f"git -C {place} pull && make -C {place} setup"
-    elif "pipx" in Path(sys.prefix).parts:
-        first = f"pipx upgrade {PACKAGE}"
-    elif os.path.isfile(os.path.join(sys.prefix, "uv-receipt.toml")):
-        first = f"uv tool upgrade {PACKAGE}"
     else:
-        first = f"{sys.executable} -m pip install --upgrade {PACKAGE}"
+        package = PACKAGE
+        if not proven:
+            package = _source() or PACKAGE
+        first = _replacing(package)
     return [first, "tutti drain ; tutti start"]
+
+
+def _replacing(package: str) -> str:
+    """Command that replaces this installation by ``package``, a name or a file."""
+    named = package == PACKAGE
+    if "pipx" in Path(sys.prefix).parts:
+        return f"pipx upgrade {PACKAGE}" if named else f"pipx install --force {package}"
+    if os.path.isfile(os.path.join(sys.prefix, "uv-receipt.toml")):
+        return f"uv tool upgrade {PACKAGE}" if named else f"uv tool install --force {package}"
+    return f"{installer()} --upgrade {package}"
+
+
+def _source() -> str:
+    """File, directory or address from which this was installed, as a word for a shell; "" if it
+    came from an index by its name. A wheel is named without its version, because the newer one has
+    another (PEP 610 says what an installer keeps)."""
+    try:
+        url = str(json.loads(_installed("direct_url.json") or b"{}").get("url", ""))
+    except (ValueError, AttributeError):
+        return ""
+    if url.endswith((".whl", ".tar.gz")):
+        return f"./{PACKAGE}-VERSION-py3-none-any.whl"
+    parts = urlsplit(url)
+    if parts.scheme == "file":
+        return shlex.quote(unquote(parts.path))
+    return shlex.quote(url) if url else ""
 
 
 def lines(offered: Offered | None) -> list[str]:
@@ -215,7 +248,7 @@ def lines(offered: Offered | None) -> list[str]:
     if offered is not None and not offered.newer:
         said.append("there is nothing newer to install")
         return said
-    commands = update_commands()
+    commands = update_commands(offered is not None and offered.proven)
     said.append(f"update   {commands[0]}")
     said += [f"         {command}" for command in commands[1:]]
     if offered is None:
