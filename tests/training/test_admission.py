@@ -15,7 +15,7 @@ from node.consensus.admission import (
     Refusal,
     unfollowable,
 )
-from node.consensus.rules import ChangeStatus, Rules
+from node.consensus.rules import ChangeStatus, Rules, mark
 from node.consensus.tally import VOTES, VoteTally
 from node.consensus.terms import STEP, Terms
 from node.consensus.trust import Trust, Warrant
@@ -32,6 +32,7 @@ from tests.training.test_votes import (
     A,
     B,
     C,
+    D,
     certificate,
     checks,
     plan,
@@ -105,6 +106,53 @@ def test_a_leader_that_knows_the_commit_does_not_undo_it() -> None:
     assert admission().admit(plan(A, AT), replace(CAME, warrant=warrant), known) is None
 
 
+def test_a_commit_is_undone_only_by_another_leader_that_lacks_it() -> None:
+    warrant = Warrant(supporters=supporters(A, VOTERS))
+    backed = replace(CAME, warrant=warrant)
+    for here in (
+        replace(UNDONE, committed=False),
+        replace(UNDONE, follows=A),
+        replace(UNDONE, at=AT),
+    ):
+        assert admission().admit(plan(A, AT), backed, here) is None
+    for heard in ((B, NEXT), (A, AT)):
+        found = admission().admit(plan(A, AT), backed, replace(UNDONE, heard=heard))
+        assert found is not None
+        assert found.ground is Ground.OUTDATED
+
+
+def test_the_highest_term_that_can_have_been_reached_is_admitted() -> None:
+    assert admission().admit(plan(A, AT, term=20 + STEP), CAME, STANDS) is None
+
+
+def test_every_proof_of_a_double_vote_is_kept_also_beside_a_forged_one() -> None:
+    made = admission()
+    came = replace(CAME, warrant=Warrant(doubles=(FORGED.doubles[0], proof(C), proof(D))))
+    found = made.admit(plan(A, AT), came, STANDS)
+    assert found is not None
+    assert found.ground is Ground.FAULT
+    assert made.trust.doubles.peers == {C, D}
+
+
+def test_a_leader_is_told_the_proofs_that_its_last_plan_did_not_carry() -> None:
+    made = admission()
+    assert made.untold(A) == ()
+    assert made.admit(plan(A, AT), replace(CAME, warrant=Warrant(doubles=(proof(C),))), STANDS) is (
+        None
+    )
+    assert made.trust.doubles.shown(proof(D))
+    assert made.untold(A) == (proof(D),)
+    assert made.untold(B) == (proof(C), proof(D))
+
+
+def test_who_voted_twice_or_is_revoked_or_is_not_admitted_may_not_lead() -> None:
+    made = admission()
+    assert [made.may_lead(peer) for peer in (A, B, C)] == [True, True, False]
+    assert made.trust.doubles.shown(proof(A))
+    made.changes.learns(Rules(revision=1, change="1", revoked=frozenset({mark(B)})))
+    assert [made.may_lead(peer) for peer in (A, B, D)] == [False, False, True]
+
+
 def test_a_plan_that_founds_a_cell_comes_from_its_parent() -> None:
     founds = replace(plan(A, AT), cell_id=THEIRS, parent=OURS)
     assert admission().admit(founds, CAME, replace(STANDS, cell=OURS)) is None
@@ -117,7 +165,7 @@ def test_a_plan_that_founds_a_cell_comes_from_its_parent() -> None:
         (A, True, 1, False, Ground.FAULT),
         (C, True, 1, True, Ground.ELSEWHERE),
         (A, False, LARGE_PLAN + 1, True, Ground.ELSEWHERE),
-        (A, False, 1, False, None),
+        (A, False, LARGE_PLAN, False, None),
     ],
     ids=["large", "unsigned", "may-not-lead", "strangers-large", "strangers-small"],
 )
@@ -141,10 +189,14 @@ MINE = replace(plan(A, NEXT), members=(PlanMember(B, 1),), digests={1: "digest"}
         (replace(MINE, term=20), "term 20 is over"),
         (replace(MINE, members=()), "not in the plan"),
         (replace(MINE, digests={1: "other"}), "not those of the cell"),
+        (replace(MINE, digests={2: "other"}), ""),
         (replace(MINE, epoch=AT.epoch, lineage=AT.lineage), ""),
         (replace(MINE, epoch=3, lineage="c" * 32), ""),
         (replace(MINE, epoch=4), "epoch 4 of that history is not here"),
         (replace(MINE, epoch=4, stood={1: Version(3, "c" * 32)}), ""),
+        (replace(MINE, epoch=4, stood={1: NEXT}), ""),
+        (replace(MINE, epoch=4, stood={1: Version(2, "c" * 32)}), "epoch 4 of that history"),
+        (replace(MINE, epoch=4, stood={2: NEXT}), "epoch 4 of that history is not here"),
         (replace(MINE, epoch=4, members=(PlanMember(B, 1, 0.0, False),)), ""),
     ],
     ids=[
@@ -152,10 +204,14 @@ MINE = replace(plan(A, NEXT), members=(PlanMember(B, 1),), digests={1: "digest"}
         "old-term",
         "no-member",
         "other-digest",
+        "digest-of-another-stage",
         "undo",
         "checkpoint",
         "elsewhere",
         "stood",
+        "stands",
+        "stood-at-another",
+        "another-stage-stood",
         "listener",
     ],
 )
@@ -163,6 +219,10 @@ def test_a_member_takes_a_plan_whose_base_it_can_put_in_place(taken, why: str) -
     found = unfollowable(taken, B, HELD)
     assert why in found
     assert bool(found) == bool(why)
+
+
+def test_parameters_of_unknown_digest_are_taken_for_the_cells() -> None:
+    assert unfollowable(MINE, B, replace(HELD, digest="")) == ""
 
 
 # ------------------------------------------------------------ votes become a certificate
@@ -196,6 +256,28 @@ def test_without_a_vote_there_is_no_certificate() -> None:
     tally.cast(A, vote(), b"")
     cast(tally, B, vote(attempt=1))
     tally.certify(commit(A, B, C))
+    assert tally.certificate(NEXT) is None
+
+
+def test_no_version_has_no_certificate() -> None:
+    assert VoteTally(Trust(RUN, checks)).certificate(None) is None
+
+
+def test_a_certificate_of_another_cell_is_not_believed() -> None:
+    trust = Trust(RUN, checks)
+    shown = certificate(NEXT, VOTERS, cell=OURS)
+    assert not trust.shown(shown, THEIRS, 1.0)
+    assert trust.certificate is None
+    assert trust.shown(shown, OURS, 1.0)
+    assert trust.certificate == shown
+    assert trust.shown(shown, OURS, 2.0), "it may be shown again"
+
+
+def test_a_new_term_drops_the_votes_of_the_one_before() -> None:
+    tally = VoteTally(Trust(RUN, checks))
+    cast(tally, A, vote())
+    cast(tally, B, vote(term=21))
+    tally.certify(commit(A, B))
     assert tally.certificate(NEXT) is None
 
 

@@ -82,6 +82,14 @@ def test_a_term_grows_by_what_plans_can_explain() -> None:
     assert terms.most(100.0) < 2**62
 
 
+def test_a_term_never_falls_and_grows_with_time_only_after_a_plan() -> None:
+    terms = Terms(500)
+    assert terms.most(1e12) == 500 + STEP, "no plan was in force here"
+    terms.saw(400, 100.0)
+    assert terms.term == 500
+    assert terms.most(101.0) == 500 + int(STEP * (1 + PLANS_PER_S))
+
+
 def test_a_misled_leader_stays_within_what_members_accept() -> None:
     leads = Terms(1)
     follows = Terms(1)

@@ -129,3 +129,57 @@ def test_a_plan_is_accepted_only_from_a_leader_we_reported_to() -> None:
     assert e.heeds(LEADER, 5.0 + TOLD_S / 2)
     assert not e.heeds(GROUND, 5.0)
     assert not e.heeds(LEADER, 5.0 + TOLD_S)
+
+
+def test_colleagues_from_before_a_restart_are_bounded_too() -> None:
+    known = Colleagues(ME, most=2)
+    known.recall([ME, STAGE, OTHER, LEADER])
+    assert known.all == {OTHER, LEADER}, "the last ones were met last, and a peer is not its own"
+
+
+def test_a_colleague_that_is_forgotten_does_not_return_with_the_next_one() -> None:
+    known = Colleagues(ME, ripe_s=1.0, most=2)
+    known.meet([LEADER, OTHER], 0.0)
+    known.meet([LEADER], 1.0)
+    assert known.all == {LEADER, OTHER}
+    for now in (2.0, 3.0):
+        known.meet([LEADER, STAGE], now)
+    assert known.all == {LEADER, STAGE}
+    for now in (4.0, 5.0):
+        known.meet([GROUND], now)
+    assert known.all == {STAGE, GROUND}
+
+
+def test_a_peer_heeds_each_leader_that_it_reported_to_of_late() -> None:
+    e = Election(ME, 0.0)
+    e.tells(LEADER, 5.0)
+    e.tells(OTHER, 6.0)
+    assert e.heeds(LEADER, 6.0)
+    assert e.heeds(OTHER, 6.0)
+
+
+def test_followers_are_those_of_the_newest_reading() -> None:
+    ends = {p: Sighting(1, leads=True) for p in (LEADER, OTHER)}
+    e = Election(ME, 0.0)
+    e.see(ends, {STAGE: LEADER, GROUND: LEADER})
+    assert e.leader(LATE, able=False, leads=False) == LEADER
+    e.see(ends, {STAGE: OTHER, GROUND: OTHER})
+    assert e.leader(LATE, able=False, leads=False) == OTHER
+    e.see(ends)
+    assert e.leader(LATE, able=False, leads=False) == LEADER, "nobody says whom it follows"
+
+
+def test_the_same_reading_is_not_counted_again() -> None:
+    class Reading(dict[PeerId, PeerId]):
+        counted = 0
+
+        def items(self):  # type: ignore[no-untyped-def]
+            self.counted += 1
+            return super().items()
+
+    follows = Reading({STAGE: LEADER})
+    e = Election(ME, 0.0)
+    for _ in range(3):
+        e.see({LEADER: Sighting(1, leads=True)}, follows)
+    assert follows.counted == 1
+    assert e.leader(LATE, able=False, leads=False) == LEADER

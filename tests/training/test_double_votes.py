@@ -92,6 +92,30 @@ def test_what_proves_nothing_condemns_nobody(shown: DoubleVote) -> None:
     assert not trust.doubles.news()
 
 
+def test_a_proof_is_news_once_however_often_it_comes() -> None:
+    trust = trusting()
+    assert trust.doubles.shown(proof(C))
+    assert trust.doubles.shown(proof(C))
+    trust.doubles.saw(vote(), C, cast(C, vote()))
+    trust.doubles.saw(vote(OTHER), C, cast(C, vote(OTHER)))
+    assert trust.doubles.news() == [proof(C)]
+    assert trust.doubles.peers == {C}
+
+
+def test_the_newest_proofs_are_told_on() -> None:
+    trust = trusting()
+    peers = [PeerId(f"p{n}") for n in range(MOST_TOLD + 2)]
+    assert all(trust.doubles.shown(proof(peer)) for peer in peers)
+    assert [told.peer for told in trust.doubles.told()] == peers[2:]
+
+
+def test_a_vote_that_comes_twice_proves_nothing() -> None:
+    trust = trusting()
+    for _ in range(2):
+        trust.doubles.saw(vote(), C, cast(C, vote()))
+    assert not trust.doubles.peers
+
+
 def test_a_second_digest_or_stage_is_a_second_result() -> None:
     for other in (replace(vote(), digest="other"), replace(vote(), stage=2)):
         trust = trusting()

@@ -153,3 +153,63 @@ def test_a_leader_that_answers_us_leads_despite_the_directory() -> None:
     e.answered(B, LATE)
     e.shun(B, LATE + 1)
     assert e.leader(LATE + 1, able=False, leads=False) == A, "it does not answer"
+
+
+def test_an_answer_counts_until_its_time_is_over() -> None:
+    e = election(C, A=Sighting(5), B=Sighting(5))
+    e.answered(B, LATE)
+    assert e.leader(LATE + KEEP_S, able=False, leads=False) == B
+    e.doubt(A, LATE)
+    assert e.accepted, "it was another peer that denied to lead"
+    e.doubt(B, LATE)
+    assert not e.accepted
+
+
+def test_a_silent_peer_that_went_out_of_sight_starts_anew() -> None:
+    e = election(C, A=Sighting(5, leads=True), B=Sighting(5))
+    e.shun(A, LATE)
+    e.see({B: Sighting(5)})
+    assert e.shunned() == []
+    e.see({A: Sighting(5, leads=True), B: Sighting(5)})
+    assert e.leader(LATE, able=False, leads=False) == A
+
+
+def test_any_record_shows_that_a_peer_is_back_that_was_silent_before_its_first_one() -> None:
+    e = election(C)
+    e.shun(A, LATE)
+    e.see({A: HERE, B: HERE})
+    assert e.leader(LATE + SHUN_S, able=False, leads=False) == A
+
+
+def test_denials_and_claims_of_several_peers_are_kept_apart() -> None:
+    e = election(D, A=LEADS, B=LEADS, C=HERE)
+    e.doubt(A, LATE)
+    e.doubt(B, LATE + 1)
+    assert e.leader(LATE + 1, able=False, leads=False) == C
+    assert e.leader(LATE + DOUBT_S, able=False, leads=False) == A
+    e = election(D, A=HERE, B=HERE, C=HERE)
+    e.says(C, LATE)
+    e.says(B, LATE + 1)
+    assert e.leader(LATE + 1, able=False, leads=False) == B
+    e.doubt(B, LATE + 2)
+    assert e.leader(LATE + 2, able=False, leads=False) == C
+
+
+def test_a_first_denial_long_ago_does_not_count_in_a_later_doubt() -> None:
+    e = election(B, A=HERE)
+    e.doubt(A, LATE)
+    e.doubt(A, LATE + 10 * GRACE_S)
+    assert e.leader(LATE + 10 * GRACE_S, able=True, leads=False) == A
+
+
+def test_of_the_voters_the_one_that_voted_longest_takes_over() -> None:
+    e = election(A)
+    seen = {p: HERE for p in (B, C, D)}
+    e.see(seen, order=(D, C, B, A))
+    assert e.leader(LATE, able=True, leads=False) == D
+    e.shun(D, LATE)
+    assert e.leader(LATE, able=True, leads=False) == C
+    e.see({B: HERE}, order=(D, C))
+    assert e.leader(LATE, able=True, leads=False) == A, "neither of them votes"
+    e.see({B: HERE}, order=(D, B))
+    assert e.leader(LATE, able=True, leads=False) == B, "a voter comes before the smallest name"

@@ -210,6 +210,56 @@ async def test_a_plan_that_is_not_followed_is_said_once_a_minute() -> None:
     assert said[0].text.startswith(f"a plan of {B} is not followed: ")
 
 
+def test_bounds_of_time_belong_to_what_they_allow() -> None:
+    alone = plan(B, HERE, orphan=True)
+    assert not asks(trusting(), alone, Warrant(), now=ALONE_S)
+    own = Warrant(replace(certificate(NEXT, ()), term=21))
+    assert asks(trusting(), plan(A, NEXT), own, at=NEXT, now=TRUSTED_S)
+    at_last = 1000 - int(FRESH_S)
+    assert not asks(trusting(), plan(B, HERE), backed((B, C, D), term=19, at=at_last))
+    assert "supports" in asks(trusting(), plan(B, HERE), Warrant(), now=FORGET_S)
+
+
+def test_a_certificate_of_the_own_version_keeps_the_voters_in_force() -> None:
+    trust = trusting()
+    unsigned = replace(certificate(NEXT, ()), term=21)
+    assert not asks(trust, plan(A, NEXT), Warrant(unsigned), at=NEXT, now=TRUSTED_S - 1)
+    assert trust.certificate == unsigned, "it is shown to others"
+    assert trust.quorum.at == TRUSTED_S - 1
+    assert trust.holds(FORGET_S + 1)
+
+
+def test_only_the_leader_followed_here_may_leave_its_certificate_unchecked() -> None:
+    unsigned = Warrant(replace(certificate(NEXT, ()), term=21), supporters(B, (B, C)))
+    assert asks(trusting(), plan(B, NEXT), unsigned, at=NEXT)
+    assert asks(trusting(), plan(A, NEXT), unsigned, at=HERE)
+
+
+def test_a_majority_of_many_voters_is_enough() -> None:
+    many = tuple(PeerId(f"v{n}") for n in range(10))
+    for signers, believed in ((many[:5], True), (many[1:6], False), (many[4:], True)):
+        trust = Trust(RUN, checks)
+        assert trust.shown(certificate(NEXT, signers, many), NO_CELL, 1.0) is believed
+
+
+def test_a_founding_plan_is_vouched_for_in_its_parent() -> None:
+    founds = replace(plan(A, NEXT), cell_id=CellId("00000000000000bb"), parent=CELL)
+    of_parent = Warrant(certificate(NEXT, VOTERS, term=21, cell=CELL))
+    assert not asks(trusting(), founds, of_parent)
+    said = support_said(CELL, B, 20, 1000)
+    signed_for = [(p, signed(p, said, signing_domain("support", RUN))) for p in (B, C, D)]
+    by_parent = tuple(Supporter(p, 20, 1000, signature) for p, signature in signed_for)
+    assert not asks(trusting(), replace(founds, leader=B), replace(of_parent, supporters=by_parent))
+
+
+def test_another_cell_is_believed_from_its_first_certificate_on() -> None:
+    trust = trusting()
+    trust.forget()
+    assert (trust.voters, trust.term, trust.certificate) == ((), 0, None)
+    assert not trust.holds(1.0)
+    assert not asks(trust, plan(F, NEXT), Warrant(), follows=None)
+
+
 def test_an_old_certificate_is_not_shown_a_second_time() -> None:
     trust = trusting()
     newer = certificate(NEXT, VOTERS, term=21)
@@ -237,9 +287,10 @@ def test_voters_change_by_certificates_of_those_before() -> None:
 
 
 def test_one_stage_counts_with_one_digest() -> None:
-    odd = [Ballot(p, 1, 0, digest, b"") for p, digest in zip(VOTERS, "xxxyy", strict=True)]
-    found = Certificate(NO_CELL, 1, HERE, VOTERS, (*odd, Ballot(A, 1, 0, "x", b"")))
-    assert [b.peer for b in found.agreeing()] == [A, B, C]
+    for digests in ("xxxyy", "yyyxx"):
+        odd = [Ballot(p, 1, 0, digest, b"") for p, digest in zip(VOTERS, digests, strict=True)]
+        found = Certificate(NO_CELL, 1, HERE, VOTERS, (*odd, Ballot(A, 1, 0, digests[0], b"")))
+        assert [b.peer for b in found.agreeing()] == [A, B, C]
 
 
 ONE, OTHER = (Vote(NO_CELL, 21, 0, v, names(VOTERS), 1, "digest") for v in (HERE, NEXT))

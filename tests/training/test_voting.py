@@ -1,10 +1,13 @@
 """Voters on versions, and the numbers of votes that are enough."""
 
+from dataclasses import replace
+
 import pytest
 
-from node.consensus.voters import decide, is_majority
+from node.consensus.voters import FORGET_S, Quorum, decide, is_majority
+from node.consensus.voters import RIPE as BINDS
 from node.core.ids import PeerId
-from node.core.journey import Electorate, Plan, PlanMember
+from node.core.journey import Electorate, Plan, PlanMember, Version
 from node.epoch.leader.starting_point import ALONE_S, FEW, RIPE, Voting, without
 from node.epoch.waiting import Lack, Wait
 
@@ -41,6 +44,35 @@ def test_a_plan_needs_its_voters_and_those_of_the_plan_before(
     electorate: Electorate, among: set[PeerId], enough: bool
 ) -> None:
     assert decide(electorate, among) is enough
+
+
+def test_a_certificate_binds_past_the_first_epochs_until_it_is_forgotten() -> None:
+    bound = Quorum(ALL, Version(BINDS), 100.0)
+    assert bound.holds(100.0 + FORGET_S)
+    assert not bound.holds(100.5 + FORGET_S)
+    assert not replace(bound, version=Version(BINDS - 1)).holds(100.0)
+    assert not Quorum().holds(0.0)
+
+
+@pytest.mark.parametrize(
+    ("holders", "here", "doubted"),
+    [
+        ({A, B, C}, {A, B, C, D, E, F}, False),  # half of them, with the first
+        ({B, C, D}, {A, B, C, D, E, F}, True),
+        ({B, C, D}, {B, C, D, E, F}, False),  # A is absent, and may hold it too
+        (set(), {D, E, F}, False),
+        (set(), {C, D, E, F}, True),
+    ],
+)
+def test_a_version_is_doubted_where_too_few_voters_can_have_committed_it(
+    holders: set[PeerId], here: set[PeerId], doubted: bool
+) -> None:
+    certified = Version(20, "a" * 32)
+    other = Version(21, "b" * 32)
+    quorum = Quorum(ALL, certified, 0.0)
+    assert quorum.doubts(other, holders, here, 1.0) is doubted
+    assert not quorum.doubts(certified, holders, here, 1.0)
+    assert not quorum.doubts(other, holders, here, FORGET_S + 1)
 
 
 def test_voters_change_only_after_what_they_voted_on_counts() -> None:
