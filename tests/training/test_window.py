@@ -1,0 +1,556 @@
+"""A window at one member, in virtual time: the contributions that it fetches, when they are enough,
+and the parameters that the mean makes."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from node.averaging.strategies.keys import server_of
+from node.averaging.strategies.outer import OuterSettings
+from node.checkpoint.state import StateKind, StateSnapshot
+from node.core.errors import PeerFault
+from node.core.ids import CellId, PeerId
+from node.core.journey import Host, Partner, Plan, PlanMember, Version, Window
+from node.core.tasks import Tasks
+from node.epoch import events as ev
+from node.outer.anchor import Anchor
+from node.outer.merging import MOST_NAMED, STEP, TAKEN
+from node.outer.window import AGAIN_S, OWN_SHARE, SOME_SHARE, WindowRound
+from node.sim.world.loop import ProcessLoop, VirtualTime, bury
+from node.stage.inner_round import Rounds
+from node.stage.state import StageState
+from node.telemetry.events import Journal
+from node.telemetry.metrics import Metrics
+from node.wire.tensors import digest
+
+Attempt = tuple[ev.RoundEnded, dict[str, Tensor]]
+STAGE = 1
+NUMBER = 4
+WITHIN_S = 100.0
+ME, MATE, OTHER = (PeerId(name) for name in ("me", "mate", "other"))
+OURS, B, C, D = (CellId(letter * 16) for letter in "abcd")
+PARAMETERS = OuterSettings("butterfly", window_s=60.0)
+DELTAS = OuterSettings("butterfly", "deltas", "sgd", lr=1.0, momentum=0.0, window_s=60.0)
+HOGWILD = replace(DELTAS, strategy="hogwild")
+
+
+class Layer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(2))
+
+
+def filled(value: float) -> dict[str, Tensor]:
+    return {"w": torch.full((2,), value)}
+
+
+def host(cell: CellId) -> PeerId:
+    return PeerId(f"host-{cell[0]}")
+
+
+def partner(cell: CellId, *stages: int) -> Partner:
+    return Partner(cell, host(cell), {stage: (Host(host(cell)),) for stage in stages or (STAGE,)})
+
+
+class Scene:
+    """One member of stage 1 with parameters 1.0. ``gives``: the tensors that each peer gives, by
+    kind, and the second from which it does; ``asked``: (second, peers, kind) of every request."""
+
+    def __init__(self, settings: OuterSettings = PARAMETERS) -> None:
+        self.settings = settings
+        self.number = NUMBER
+        self.time = VirtualTime(0)
+        self.loop = ProcessLoop(self.time)
+        self.gives: dict[tuple[PeerId, StateKind], tuple[float, dict[str, Tensor]]] = {}
+        self.asked: list[tuple[float, list[PeerId], StateKind]] = []
+        self.faults: list[PeerId] = []
+        self.journal = Journal()
+        self.metrics = Metrics()
+        self.stage = StageState(Layer(), STAGE)
+        engines: Any = SimpleNamespace(
+            fetch=self.fetch,
+            aside=self.aside,
+            journal=self.journal,
+            metrics=self.metrics,
+            transport=SimpleNamespace(fault=lambda peer, why: self.faults.append(peer)),
+        )
+        self.held: list[int] = []
+        export: Any = SimpleNamespace(hold=self.hold)
+        optimizer: Any = SimpleNamespace(name="adamw")
+        parts: Any = [SimpleNamespace(name="w", bytes=8, cost=1.0)]
+        tasks = Tasks("test")
+        rounds = Rounds(self.stage, engines, optimizer, ME, parts)
+        self.anchor = Anchor(self.stage, settings, engines, tasks, ME)
+        self.round = WindowRound(self.anchor, engines, export, rounds, tasks, ME)
+
+    async def aside(self, fn: Callable[..., Any], *args: Any) -> Any:
+        return fn(*args)
+
+    async def hold(self, plan: Plan, dead: Sequence[PeerId], deadline_s: float) -> None:
+        self.held.append(plan.outer)
+
+    async def fetch(
+        self,
+        donors: Sequence[PeerId],
+        stage: int,
+        kind: StateKind,
+        version: Version,
+        shapes: Mapping[str, Sequence[int]],
+    ) -> StateSnapshot:
+        assert (stage, version) == (STAGE, Version(self.number))
+        self.asked.append((self.time.now, list(donors), kind))
+        for donor in donors:
+            at, tensors = self.gives.get((donor, kind), (float("inf"), {}))
+            if self.time.now >= at:
+                assert {n: tuple(t.shape) for n, t in tensors.items()} == dict(shapes)
+                return StateSnapshot(version, tensors, {donor: 8})
+        raise PeerFault(donors[0], "does not have it")
+
+    def comes(
+        self, cell: CellId, tensors: dict[str, Tensor], at: float = 0.0, peer: PeerId | None = None
+    ) -> None:
+        """The contribution of this cell can be fetched from second ``at`` on."""
+        self.gives[peer or host(cell), StateKind.SNAPSHOT] = at, tensors
+
+    def plan(self, *partners: Partner, number: int = NUMBER, **more: Any) -> Plan:
+        about = {"window": Window(number, partners, WITHIN_S), "cell_id": OURS, **more}
+        members = about.pop("members", (PlanMember(ME, STAGE),))
+        return Plan(0, 1, ME, members, (), {}, **about)
+
+    def begin(self, plan: Plan, listener: bool = False, settings: Any = None) -> None:
+        """A plan is in force now."""
+
+        async def run() -> None:
+            self.round.begin(plan, settings or self.settings, listener)
+
+        self.do(run())
+
+    def do(self, coro: Any, seconds: float = 0.0) -> Any:
+        """Run this at once, and the world for so many seconds."""
+        done: list[Any] = []
+
+        async def run() -> None:
+            done.append(await coro)
+
+        self.time.push(0.0, lambda: self.loop.create_task(run()), loop=self.loop)
+        self.time.run(self.time.now + seconds)
+        return done[0] if done else None
+
+    def until(self, second: float) -> None:
+        self.time.run(second)
+
+    def trains(self, value: float) -> None:
+        """The parameters in place are others now."""
+        self.stage.adopt(filled(value), Version(self.stage.version.epoch + 1, "f" * 32))
+        self.stage.settle()
+
+    def moves(self) -> None:
+        """Let a window pass in which the own training moves the parameters from 1 to 2, so that
+        partners as far away are usual."""
+        self.begin(self.plan(number=0))
+        self.trains(2.0)
+
+    @property
+    def made(self) -> float | None:
+        """The number in the mean; None while there is none."""
+        found = self.round.describe(StateKind.MEAN, NUMBER)
+        if found is None:
+            return None
+        assert found[0] == Version(NUMBER)
+        return float(found[1]["w"][0])
+
+    def attempt(self, plan: Plan, *, listens: bool = False) -> Attempt:
+        arrived = ev.RoundArrived(ME, 0, 1, plan.hash, 0, (), {}, (), (), 9.0)
+        return self.do(self.round.attempt(plan, arrived, listens))
+
+    def landing(self, *partners: Partner, wanted: str | None = None, **more: Any) -> Plan:
+        """Plan of the outer round that puts the mean in place."""
+        said = wanted
+        if said is None:
+            said = self.round.mean[1]
+        window = Window(0, partners, means={STAGE: said} if said else {})
+        return self.plan(**{"window": window, "outer": NUMBER, **more})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def worlds() -> Iterator[None]:
+    yield
+    bury()
+
+
+def times(scene: Scene, peer: PeerId) -> list[float]:
+    """Seconds at which this peer was asked."""
+    return [at for at, peers, _ in scene.asked if peer in peers]
+
+
+def test_the_mean_is_made_when_the_last_contribution_has_come() -> None:
+    scene = Scene()
+    scene.moves()
+    scene.comes(B, filled(2.5))
+    scene.comes(C, filled(3.0), at=9.5)
+    scene.begin(scene.plan(partner(B), partner(C)))
+    assert scene.round.mean == (0, "")
+    assert scene.round.describe(StateKind.SNAPSHOT, NUMBER)[1]["w"].equal(torch.full((2,), 2.0))
+    scene.until(9.0)
+    assert scene.made is None
+    scene.until(11.0)
+    assert scene.made == 2.5
+    assert scene.round.mean == (NUMBER, digest(filled(2.5)))
+    assert times(scene, host(B)) == [0.0], "what is here is not fetched again"
+    assert times(scene, host(C)) == [float(n) for n in range(11)]
+    assert AGAIN_S == 1.0
+
+
+def test_of_another_window_nothing_is_described() -> None:
+    scene = Scene()
+    assert scene.round.describe(StateKind.SNAPSHOT, None) is None
+    scene.begin(scene.plan(partner(B)))
+    scene.until(1.0)
+    assert scene.round.describe(StateKind.SNAPSHOT, NUMBER) is not None
+    assert scene.round.describe(StateKind.SNAPSHOT, NUMBER + 1) is None
+    assert scene.round.describe(StateKind.MEAN, NUMBER) is None
+
+
+def test_late_in_the_window_the_contributions_that_came_are_enough() -> None:
+    scene = Scene()
+    scene.moves()
+    scene.comes(B, filled(3.0))
+    scene.begin(scene.plan(partner(B), partner(C)))
+    scene.until(SOME_SHARE * WITHIN_S - 1.0)
+    assert scene.made is None
+    scene.until(SOME_SHARE * WITHIN_S + 1.0)
+    assert scene.made == 2.5
+
+
+def test_without_any_contribution_there_is_no_mean() -> None:
+    scene = Scene()
+    scene.begin(scene.plan(partner(B)))
+    scene.until(3 * WITHIN_S)
+    assert scene.made is None
+    assert max(times(scene, host(B))) < WITHIN_S, "the window is over"
+
+
+@pytest.mark.parametrize(("quorum", "made"), [(0, False), (2, True), (3, False)])
+def test_equal_anchors_need_every_contribution_or_a_quorum(quorum: int, made: bool) -> None:
+    scene = Scene(replace(DELTAS, quorum=quorum))
+    scene.begin(scene.plan(number=0))
+    scene.trains(2.0)
+    scene.comes(B, filled(-3.0))
+    scene.begin(scene.plan(partner(B), partner(C)))
+    scene.until(SOME_SHARE * WITHIN_S - 1.0)
+    assert scene.made is None
+    scene.until(WITHIN_S)
+    assert (scene.made is not None) is made
+
+
+def test_a_cell_without_partners_makes_an_outer_step_by_itself_where_anchors_are_equal() -> None:
+    for settings, made in ((DELTAS, True), (PARAMETERS, False)):
+        scene = Scene(settings)
+        scene.trains(2.0)
+        scene.begin(scene.plan())
+        scene.until(1.0)
+        assert (scene.made is not None) is made
+
+
+def test_partners_without_hosts_of_the_stage_are_not_asked() -> None:
+    scene = Scene()
+    scene.moves()
+    scene.comes(B, filled(2.5))
+    scene.begin(scene.plan(partner(B), partner(C, STAGE + 1)))
+    scene.until(WITHIN_S)
+    assert scene.made == 2.25
+    assert times(scene, host(C)) == []
+
+
+def test_a_garbled_contribution_is_a_fault_and_fetched_again() -> None:
+    scene = Scene()
+    scene.moves()
+    scene.comes(B, filled(float("nan")))
+    scene.begin(scene.plan(partner(B)))
+    scene.until(1.5)
+    assert scene.faults == [host(B), host(B)]
+    scene.comes(B, filled(2.5))
+    scene.until(3.5)
+    assert scene.made == 2.25
+
+
+MATES = (PlanMember(ME, STAGE), PlanMember(MATE, STAGE))
+
+
+def test_another_replica_pulls_first_in_each_window() -> None:
+    asked = []
+    for number in (NUMBER, NUMBER + 1):
+        scene = Scene()
+        scene.number = number
+        scene.begin(scene.plan(partner(B), number=number, members=MATES))
+        scene.until(1.5)
+        asked.append({(peers[0], kind) for _, peers, kind in scene.asked})
+    assert asked == [{(MATE, StateKind.MEAN)}, {(host(B), StateKind.SNAPSHOT)}]
+
+
+def test_a_mean_of_a_replica_is_taken_while_its_turn_lasts() -> None:
+    scene = Scene()
+    scene.gives[MATE, StateKind.MEAN] = (10.0, filled(7.0))
+    scene.begin(scene.plan(partner(B), members=MATES))
+    scene.until(12.0)
+    assert scene.made == 7.0
+    assert {kind for _, _, kind in scene.asked} == {StateKind.MEAN}
+
+
+def test_after_a_silent_replicas_turn_this_one_pulls() -> None:
+    scene = Scene()
+    scene.moves()
+    scene.comes(B, filled(2.5))
+    scene.begin(scene.plan(partner(B), members=MATES))
+    turn = OWN_SHARE * WITHIN_S / 2
+    scene.until(turn - 1.0)
+    assert times(scene, host(B)) == []
+    scene.until(turn + 2.0)
+    assert scene.made == 2.25
+
+
+def test_a_mean_that_is_not_finite_is_not_taken() -> None:
+    scene = Scene()
+    scene.gives[MATE, StateKind.MEAN] = (0.0, filled(float("inf")))
+    scene.begin(scene.plan(partner(B), members=MATES))
+    scene.until(5.0)
+    assert scene.made is None
+
+
+# ------------------------------------------------------------ the outer round
+
+
+def met(settings: OuterSettings = PARAMETERS) -> Scene:
+    """A member whose window has a mean of 2.5, made of its own 2.0 and a partner's 3.0."""
+    scene = Scene(settings)
+    scene.moves()
+    scene.comes(B, filled(3.0))
+    scene.begin(scene.plan(partner(B)))
+    scene.until(2.0)
+    assert scene.made == 2.5
+    return scene
+
+
+def test_training_meanwhile_stays_when_the_mean_is_put_in_place() -> None:
+    scene = met()
+    scene.trains(5.0)
+    plan = scene.landing(partner(B))
+    ended, fresh = scene.attempt(plan)
+    assert fresh["w"].tolist() == [5.5, 5.5]
+    assert (ended.missing, scene.held) == ((), [NUMBER])
+    assert scene.round.news.number == 0, "it may still be undone"
+    scene.do(scene.round.takes())
+    news = scene.round.news
+    assert (news.number, news.cells, news.peers, news.nbytes) == (NUMBER, 2, 1, 8)
+    assert news.seconds == 0.0
+    assert news.apart == pytest.approx(0.5)
+
+
+def test_mixing_leaves_a_share_of_the_own_parameters() -> None:
+    scene = met(replace(PARAMETERS, mixing=0.5))
+    _, fresh = scene.attempt(scene.landing(partner(B)))
+    assert fresh["w"].tolist() == [2.25, 2.25]
+
+
+@pytest.mark.parametrize("what", ["digest", "window"])
+def test_another_mean_than_the_plans_is_not_put_in_place(what: str) -> None:
+    scene = met()
+    plan = scene.landing(partner(B), **({"wanted": "x"} if what == "digest" else {"outer": 9}))
+    ended, fresh = scene.attempt(plan)
+    assert (ended.missing, fresh) == (("w",), {})
+    scene.do(scene.round.takes())
+    assert scene.round.news.number == 0
+
+
+def test_a_stage_without_a_mean_keeps_its_parameters() -> None:
+    scene = Scene()
+    ended, fresh = scene.attempt(scene.landing(partner(B)))
+    assert (ended.missing, fresh["w"].tolist()) == ((), [1.0, 1.0])
+
+
+def test_a_listener_copies_the_result() -> None:
+    scene = met()
+    ended, fresh = scene.attempt(scene.landing(partner(B)), listens=True)
+    assert (ended.missing, fresh, scene.held) == (("w",), {}, [])
+
+
+def test_an_attempt_that_fails_after_one_that_did_not_is_not_taken() -> None:
+    scene = met()
+    scene.attempt(scene.landing(partner(B)))
+    scene.attempt(scene.landing(partner(B), wanted="x"))
+    scene.do(scene.round.takes())
+    assert scene.round.news.number == 0
+
+
+def test_dead_members_are_no_peers_of_the_result() -> None:
+    scene = met()
+    plan = scene.landing(partner(B), members=MATES)
+    arrived = ev.RoundArrived(ME, 0, 1, plan.hash, 0, (MATE,), {}, (), (), 9.0)
+    scene.do(scene.round.attempt(plan, arrived, False))
+    scene.do(scene.round.takes())
+    assert scene.round.news.peers == 1
+
+
+def test_a_copied_result_is_news_of_its_window() -> None:
+    scene = Scene()
+    plan = scene.landing(partner(B), partner(C), wanted="x", members=MATES)
+    scene.do(scene.round.copied(plan, [MATE], Version(1), 16))
+    news = scene.round.news
+    assert (news.number, news.cells, news.peers, news.nbytes) == (NUMBER, 3, 2, 16)
+    scene = Scene()
+    scene.do(scene.round.copied(scene.landing(wanted=""), [MATE], Version(1), 16))
+    assert scene.round.news.number == 0
+
+
+# ------------------------------------------------------------ plans
+
+
+def test_a_plan_repeated_leaves_the_window_under_way() -> None:
+    scene = Scene()
+    plan = scene.plan(partner(B))
+    scene.begin(plan)
+    scene.until(1.5)
+    scene.begin(replace(plan, term=2))
+    scene.until(3.5)
+    assert times(scene, host(B)) == [0.0, 1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("why", ["listener", "settings"])
+def test_a_window_ends_with_its_reason(why: str) -> None:
+    scene = met()
+    changed = replace(PARAMETERS, mixing=0.5) if why == "settings" else None
+    scene.begin(scene.plan(number=0), why == "listener", changed)
+    assert (scene.made, scene.round.mean) == (None, (0, ""))
+
+
+def test_a_plan_without_a_window_leaves_the_last_mean_for_others() -> None:
+    scene = met()
+    scene.begin(scene.plan(number=0))
+    assert scene.made == 2.5
+
+
+def test_another_window_replaces_the_one_under_way() -> None:
+    scene = Scene()
+    scene.begin(replace(scene.plan(partner(B)), lineage="e" * 32))
+    scene.until(1.5)
+    scene.begin(scene.plan(partner(C)))
+    scene.until(4.0)
+    assert times(scene, host(B)) == [0.0, 1.0]
+
+
+def second_window(landed: bool, settings: OuterSettings = PARAMETERS) -> Scene:
+    """A member that trained from 1.9 to 2.0, met a partner at 2.28, put their mean of 2.14 in place
+    if it ``landed``, and trained to 1.9."""
+    scene = Scene(settings)
+    scene.trains(1.9)
+    scene.begin(scene.plan(number=0))
+    scene.trains(2.0)
+    scene.comes(B, filled(2.28))
+    scene.begin(scene.plan(partner(B)))
+    scene.until(2.0)
+    assert scene.made == pytest.approx(2.14)
+    if landed:
+        scene.attempt(scene.landing(partner(B)))
+        scene.do(scene.round.takes())
+    scene.trains(1.9)
+    return scene
+
+
+@pytest.mark.parametrize(("landed", "clipped"), [(True, False), (False, True)])
+def test_the_usual_distance_is_that_of_the_training_since_the_last_mean(
+    landed: bool, clipped: bool
+) -> None:
+    """The own training went from 2.14 to 1.9, or only from 2.0, and the partner is 0.57 away."""
+    scene = second_window(landed)
+    scene.number = NUMBER + 1
+    scene.comes(B, filled(2.47))
+    scene.begin(scene.plan(partner(B), number=NUMBER + 1, lineage="e" * 32))
+    scene.until(4.0)
+    said = [e.kind for e in scene.journal.recent()]
+    assert ("partner-clipped" in said) is clipped
+
+
+# ------------------------------------------------------------ one cell makes the mean
+
+
+def pushed(w: float, step: float = 0.0) -> dict[str, Tensor]:
+    return {**filled(w), STEP: torch.tensor([step])}
+
+
+def serving(settings: OuterSettings, letters: str = "bc") -> Scene:
+    """A member of the cell that serves, with partners that push -1."""
+    scene = Scene(settings)
+    scene.anchor.step = 3
+    scene.trains(2.0)
+    cells = [CellId(letter * 16) for letter in letters]
+    for cell in cells:
+        scene.comes(cell, pushed(-1.0, 3.0))
+    return scene
+
+
+def server_cell(settings: OuterSettings, cells: Sequence[CellId]) -> CellId:
+    return CellId(server_of(STAGE, list(cells), settings.shards))
+
+
+def test_a_server_reports_the_pushes_that_it_applies_and_refuses() -> None:
+    settings = replace(HOGWILD, strategy="parameter-server", staleness=1)
+    cells = (OURS, B, C, D)
+    ours = server_cell(settings, cells)
+    others = [cell for cell in cells if cell != ours]
+    scene = serving(settings, "".join(cell[0] for cell in others))
+    scene.comes(others[0], pushed(-1.0, 1.0))
+    scene.begin(scene.plan(*(partner(cell) for cell in others), cell_id=ours))
+    scene.until(1.0)
+    assert scene.made == pytest.approx(1.0 + 3 / 4)
+    counted = scene.metrics.registry.get_sample_value
+    assert counted("tutti_pushes_total", {"result": "applied"}) == 2
+    assert counted("tutti_pushes_total", {"result": "refused"}) == 1
+    (said,) = [e for e in scene.journal.recent() if e.kind == "pushes"]
+    assert said.level == "warning"
+    assert said.fields["ages"] == {others[0]: 2, others[1]: 0, others[2]: 0}
+
+
+def test_a_cell_takes_the_result_of_the_server_and_only_of_it() -> None:
+    cells = (OURS, B, C)
+    server = server_cell(HOGWILD, cells)
+    me = next(cell for cell in cells if cell != server)
+    scene = Scene(HOGWILD)
+    scene.trains(2.0)
+    others = [cell for cell in cells if cell != me]
+    taken = torch.tensor([float(int(server[:6], 16)), *[0.0] * (MOST_NAMED - 1)])
+    result = {**filled(4.0), STEP: torch.tensor([5.0]), TAKEN: taken}
+    scene.gives[host(server), StateKind.MEAN] = (3.0, result)
+    scene.begin(scene.plan(*(partner(cell) for cell in others), cell_id=me))
+    scene.until(4.5)
+    assert scene.made == 4.0
+    assert {tuple(peers) for _, peers, _ in scene.asked} == {(host(server),)}
+    # The push is not in the result: training since the anchor at 1.0 stays.
+    _, fresh = scene.attempt(scene.landing(partner(server)))
+    assert fresh["w"].tolist() == [5.0, 5.0]
+    scene.do(scene.round.takes())
+    assert scene.anchor.step == 5
+
+
+def test_a_cell_that_lacks_its_partners_anchor_takes_their_mean() -> None:
+    scene = Scene(DELTAS)
+    scene.trains(2.0)
+    plan = scene.plan(partner(B), partner(C, STAGE + 1))
+    scene.gives[host(B), StateKind.MEAN] = (
+        2.0,
+        {"w": torch.full((2,), 4.0), "w#momentum": torch.ones(2)},
+    )
+    scene.begin(replace(plan, window=replace(plan.window, copies=True)))
+    scene.until(3.5)
+    assert scene.made == 4.0
+    assert scene.round.describe(StateKind.SNAPSHOT, NUMBER) is None, "it gives nothing"
+    _, fresh = scene.attempt(scene.landing(partner(B)))
+    assert fresh["w"].tolist() == [5.0, 5.0]
+    scene.do(scene.round.takes())
+    state = scene.anchor.state
+    assert state is not None
+    assert state.momentum["w"].tolist() == [1.0, 1.0]
