@@ -584,7 +584,6 @@ class PipelineMachine:
             there = visit.journey[position]
             able = self._allowed(self.paths[key.index], there.stage)
             choice = leg.delivery.choose(there.peer, able, self.suspects, now, self._done_s)
-            leg.target = None
             if isinstance(choice, Pause):
                 return [*left_out, Later(key, way, choice.seconds)]
             if choice is not None:
