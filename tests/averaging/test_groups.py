@@ -113,6 +113,7 @@ def done(group):
     return Stepped(3, frozenset({f"p{group}"}))
 
 
+R2 = RoundId(3, 1, 2)
 PAIRS = micro_groups({f"p{i}": 4 for i in range(5)}, 8)
 MORE = micro_groups({f"p{i}": 4 for i in range(5)} | {"q": 4}, 8)
 
@@ -150,6 +151,23 @@ SCRIPTS = {
         ((Ended(0),), [step(0, A)]),
         ((done(0),), ANYTHING),
         ((Uploaded(1),), [step(1, A, B)]),
+    ],
+    "a member that gives a group again after it broke off is awaited there": [
+        ((opened(), began(1, B, 0), began(2, B, 1), Ended(1)), [Read(1), Read(2)]),
+        ((began(3, B, 0), began(4, C, 0), Uploaded(4)), [Read(3), Read(4)]),
+        ((Uploaded(3),), [step(0, A, B, C)]),
+    ],
+    "the end of a stream of the attempt before is no absence in this one": [
+        ((opened(members=(A, B)), began(0, B, 0), Uploaded(0)), [Read(0), step(0, A, B)]),
+        ((opened(PAIRS, R1, members=(A, B)), began(1, B, 0, PAIRS, R1)), [Read(1)]),
+        ((Ended(0), done(0)), []),
+        ((Uploaded(1),), [step(0, A, B, round_id=R1, names=("p1",))]),
+    ],
+    "a contribution to parts that are held or stepped meanwhile is read no further": [
+        ((opened(members=(A, B)), began(0, B, 1), Uploaded(0)), [Read(0), step(1, A, B)]),
+        ((opened(PAIRS, R1, members=(A, B)), began(1, B, 0, PAIRS, R1)), [Read(1)]),
+        ((opened(PAIRS, R2, members=(A, B), held=("p0",)),), [Wait(1)]),
+        ((done(1),), [Serve(0, ("p1",)), Serve(1, ("p0", "p1"))]),
     ],
     "silent members are awaited once, slow ones in every group": [
         (

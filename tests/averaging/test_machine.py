@@ -28,7 +28,7 @@ from node.averaging.exchange.events import (
     Wait,
     micro_groups,
 )
-from node.averaging.exchange.machine import MOST_OPEN, MOST_SERVED, RoundMachine
+from node.averaging.exchange.machine import MOST_OPEN, MOST_SERVED, PLANS_KEPT, RoundMachine
 from node.core.ids import PeerId, RoundId
 
 A, B, C, D = map(PeerId, "abcd")
@@ -255,6 +255,45 @@ SCRIPTS = {
         ((Uploaded(1), Ended(1)), []),
         ((replace(OPEN, round=AHEAD),), [Read(2)]),
     ],
+    "who has given may ask again and waits": [
+        ((OPEN, began(1, B), Uploaded(1), began(2, B)), [Read(1), Wait(2)]),
+        ((began(3, C), Uploaded(3)), [Read(3), step(A, B, C)]),
+        ((STEPPED,), [Serve(1, (P,)), Serve(2, (P,)), Serve(3, (P,))]),
+    ],
+    "in the next attempt everybody is awaited again and may give again": [
+        ((OPEN, began(1, B), Spoiled(1, Kind.VALUES, "nan")), [Read(1), (1, Kind.VALUES)]),
+        ((PeerFoundDead(C),), [step(A)]),
+        ((BROKEN, replace(OPEN, round=R1)), [Fail(3, "broken")]),
+        ((began(2, B, round_id=R1), Uploaded(2)), [Read(2)]),
+        ((began(3, C, round_id=R1), Uploaded(3)), [Read(3), step(A, B, C, round_id=R1)]),
+    ],
+    "a stream of an attempt that was never open here is superseded": [
+        ((replace(OPEN, round=R1), ahead(1, B, R0)), [(1, Kind.SUPERSEDED)]),
+    ],
+    "a head of a round that is not open here is superseded": [
+        ((began(1, B),), [(1, Kind.SUPERSEDED)]),
+        ((replace(OPEN, round=R1), began(2, B)), [(2, Kind.SUPERSEDED)]),
+        ((began(3, B, round_id=RoundId(4, 1, 0)),), [(3, Kind.SUPERSEDED)]),
+    ],
+    "a plan that comes late leaves streams under way alone": [
+        ((OPEN, began(1, B), Planned(3, "plan", frozenset({A, B, C}))), [Read(1)]),
+        ((Uploaded(1), began(2, C), Uploaded(2)), [Read(2), step(A, B, C)]),
+    ],
+    "word of a stream that is not read changes nothing": [
+        ((OPEN, began(1, B, tokens=0)), [Wait(1)]),
+        ((Spoiled(1, Kind.VALUES, "nan"), Uploaded(1), Uploaded(9), Ended(9)), []),
+        ((Spoiled(9, Kind.VALUES, "nan"),), []),
+    ],
+    "parts that no contribution covers may stay as they are": [
+        (
+            (replace(OPEN, tokens=0, members=AB, may_hold=True), began(1, B, tokens=0)),
+            [Wait(1), step()],
+        ),
+        ((STEPPED,), [Serve(1, (P,))]),
+    ],
+    "as many tokens as are possible may be given": [
+        ((OPEN, began(1, B, tokens=1000)), [Read(1)]),
+    ],
     "an uploading member is awaited though called dead": [
         (
             (OPEN, began(1, B), PeerFoundDead(B), began(2, C), Uploaded(2)),
@@ -299,6 +338,83 @@ def test_a_member_that_is_in_no_plan_takes_a_quarter_of_the_places_ahead_of_it()
     )
 
 
+def test_one_stranger_may_wait_where_there_are_few_places():
+    unknown = {"round_id": RoundId(4, 1, 0), "plan_hash": "next"}
+    play(
+        RoundMachine(held_total=3),
+        [
+            ((ahead(1, B, **unknown),), []),
+            ((ahead(2, C, **unknown),), [(2, Kind.BUSY)]),
+        ],
+    )
+
+
+@pytest.mark.parametrize("over", [Forgot(3), Voided(3)])
+def test_members_of_plans_that_are_over_are_strangers(over):
+    ahead_of_all = {"round_id": RoundId(5, 1, 0), "plan_hash": "next"}
+    kept = Planned(4 if isinstance(over, Forgot) else 2, "kept", frozenset({C}))
+    play(
+        RoundMachine(held_total=8),
+        [
+            ((PLANNED, kept, over), []),
+            ((ahead(1, B, **ahead_of_all), ahead(2, B, **ahead_of_all)), []),
+            ((ahead(3, B, **ahead_of_all),), [(3, Kind.BUSY)]),
+            ((ahead(4, C, **ahead_of_all),), []),
+        ],
+    )
+
+
+def test_members_of_the_newest_plans_are_known():
+    ahead_of_all = {"round_id": RoundId(99, 1, 0), "plan_hash": "next"}
+    for plans, known in ((PLANS_KEPT, True), (PLANS_KEPT + 1, False)):
+        machine = RoundMachine(held_total=4)
+        for epoch in range(plans):
+            members = frozenset({A, B}) if epoch == 0 else frozenset({A})
+            assert feed(machine, Planned(epoch, "plan", members)) == []
+        assert feed(machine, ahead(1, D, **ahead_of_all)) == []
+        said = feed(machine, ahead(2, B, **ahead_of_all))
+        assert (said == []) is known
+
+
+WRONG = {
+    "plan": ({"plan_hash": "other"}, Kind.PLAN, 0.0),
+    "owners": ({"ownership_hash": "other"}, Kind.OWNERSHIP, 0.0),
+    "stranger": ({"peer": D}, Kind.STRANGER, 1.0),
+    "listener": ({"peer": C}, Kind.STRANGER, 1.0),
+    "group": ({"digest": "other"}, Kind.GROUPS, 0.0),
+    "no-such-group": ({"group": 0, "index": 1}, Kind.GROUPS, 0.0),
+    "tokens-without-parts": ({"names": ()}, Kind.HEADS, 1.0),
+    "parts-without-tokens": ({"named": (P, Q), "tokens": 0}, Kind.HEADS, 1.0),
+    "foreign-parts": ({"names": (P, Q, "r")}, Kind.HEADS, 1.0),
+    "too-many-tokens": ({"tokens": 1001}, Kind.VALUES, 1.0),
+    "parts-left-out": ({"names": (P,)}, Kind.HEADS, 1.0),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_head_weighs_only_on_a_peer_that_cannot_be_honest(name):
+    about, kind, weight = WRONG[name]
+    changes = {"names": (P, Q), "groups": BOTH, **about}
+    index = changes.pop("index", 0)
+    named = changes.pop("named", None)
+    head = replace(began(1, changes.pop("peer", B), **changes), group=index)
+    if named is not None:
+        head = replace(head, names=named)
+    machine = opened(groups=BOTH, listeners=frozenset({C}), members=frozenset({A, B, C}))
+    refused = feed(machine, head)[0]
+    assert (refused.stream, refused.kind, refused.weight) == (1, kind, weight)
+
+
+def test_who_is_in_no_plan_that_it_names_is_to_blame():
+    (refused,) = feed(RoundMachine(), PLANNED, ahead(1, D))
+    assert (refused.kind, refused.weight) == (Kind.STRANGER, 1.0)
+
+
+def test_each_group_has_its_deadline():
+    with pytest.raises(ValueError, match="shorter"):
+        opened(groups=BOTH, contribute_by=())
+
+
 def test_a_plan_says_who_may_wait_for_its_round():
     play(
         RoundMachine(),
@@ -328,7 +444,7 @@ def test_a_peer_has_few_exchanges_open():
     machine = opened()
     assert ReadHead(1) in machine.handle(ahead(1, C, tokens=0)[0], 0.0)
     for stream in range(2, MOST_OPEN + 1):
-        feed(machine, ahead(stream, C, tokens=0))
+        assert feed(machine, ahead(stream, C, tokens=0)) == [Wait(stream)]
     (refused,) = machine.handle(ahead(99, C, tokens=0)[0], 0.0)
     assert (refused.kind, refused.weight) == (Kind.BUSY, 0.0)
     assert machine.handle(ahead(100, B)[0], 0.0) == [ReadHead(100)]

@@ -425,12 +425,12 @@ class RoundMachine:
     def _in_epoch(self, number: int) -> tuple[Stream, EpochCounts] | None:
         """The stream and its epoch; None where one of them is not known here."""
         stream = self._streams.get(number)
-        epoch = None
-        if stream:
-            epoch = self._epochs.get(stream.began.round.epoch)
-        if stream and epoch:
-            return stream, epoch
-        return None
+        if stream is None:
+            return None
+        epoch = self._epochs.get(stream.began.round.epoch)
+        if epoch is None:
+            return None
+        return stream, epoch
 
     def _uploaded(self, number: int, now: float) -> list[Action]:
         match self._in_epoch(number):
@@ -535,7 +535,7 @@ class RoundMachine:
         waiting = [
             self._refuse(n, Kind.FAILED, epoch.fault)
             for n, s in self._of_epoch(number)
-            if s.phase in OPEN and not epoch.wanted(s) <= epoch.claimed
+            if s.phase in OPEN  # no step is under way, so what is claimed was served
         ]
         return [*waiting, Fail(number, epoch.fault)]
 
