@@ -243,6 +243,7 @@ SCRIPTS = {
         ((ahead(4, B, AHEAD),), [(4, Kind.FORGOTTEN)]),
         ((Voided(3),), []),
         ((ahead(5, C, AHEAD),), []),  # a faster member of the new term waits
+        ((ahead(7, C, RoundId(2, 1, 0)),), [(7, Kind.FORGOTTEN)]),
         ((replace(OPEN, round=AHEAD),), [Read(5)]),
         (
             (Uploaded(5), began(6, B, round_id=AHEAD), Uploaded(6)),
@@ -254,6 +255,15 @@ SCRIPTS = {
         ((Voided(3),), [(1, Kind.SUPERSEDED)]),
         ((Uploaded(1), Ended(1)), []),
         ((replace(OPEN, round=AHEAD),), [Read(2)]),
+    ],
+    "who asks only for parts that are stepped is not awaited for the rest": [
+        ((OPEN, began(1, B), Uploaded(1), PeerFoundDead(C), STEPPED), ANYTHING),
+        ((REPAIR,), []),
+        ((began(2, B),), [Serve(2, (P,))]),  # for the attempt before
+        (
+            (began(3, B, names=(P,), **IN_REPAIR),),
+            [Serve(3, (P,)), step(A, round_id=R1, names=(Q,))],
+        ),
     ],
     "who has given may ask again and waits": [
         ((OPEN, began(1, B), Uploaded(1), began(2, B)), [Read(1), Wait(2)]),
@@ -408,6 +418,11 @@ def test_a_wrong_head_weighs_only_on_a_peer_that_cannot_be_honest(name):
 def test_who_is_in_no_plan_that_it_names_is_to_blame():
     (refused,) = feed(RoundMachine(), PLANNED, ahead(1, D))
     assert (refused.kind, refused.weight) == (Kind.STRANGER, 1.0)
+
+
+def test_a_contribution_that_is_spoiled_weighs_on_its_peer():
+    _, refused = feed(opened(), began(1, B), Spoiled(1, Kind.VALUES, "nan"))
+    assert refused == EndStream(1, Kind.VALUES, "nan", 1.0)
 
 
 def test_each_group_has_its_deadline():
