@@ -92,8 +92,11 @@ class SlowDirectory(SimDirectory):
     def __init__(self, world: World, me: PeerId, clock: SimClock) -> None:
         super().__init__(world.dht, me, clock)
         self.world = world
+        self.lives: list[float] = []
+        """Seconds for which each posting was to stay."""
 
     async def post(self, topic: str, body: bytes, life_s: float) -> bool:
+        self.lives.append(life_s)
         wall = self._clock.wall()
         delay = self.world.dice.uniform(*self.world.delay)
         if self.world.down:
@@ -104,10 +107,6 @@ class SlowDirectory(SimDirectory):
     async def look(self, topic: str) -> dict[PeerId, Posting]:
         await asyncio.sleep(self.world.dice.uniform(*self.world.delay))
         return {} if self.world.down else await super().look(topic)
-
-
-def unheard(peer: PeerId, maddrs: Sequence[str]) -> None:
-    """No-op: nothing here needs the peer's addresses."""
 
 
 class Peer:
@@ -130,8 +129,8 @@ class Peer:
         self.clock.skew = WALL + skew
         self.signer = SimSigner(self.me)
         self.journal = Journal(clock=self.clock)
-        directory = SlowDirectory(world, self.me, self.clock)
-        self.board = WindowBoard(directory, self.clock, self.journal, TIMES)
+        self.directory = SlowDirectory(world, self.me, self.clock)
+        self.board = WindowBoard(self.directory, self.clock, self.journal, TIMES)
         self.errors: list[BaseException] = []
 
     def do(self, coro: Coroutine[Any, Any, Any], at: float = 0.0) -> asyncio.Future[Any]:
@@ -172,12 +171,14 @@ class Leader(Peer):
         super().__init__(world, f"leader-{number}", skew)
         self.cell = cell_id(number)
         self.facts = facts(self.cell, **about)
+        self.learned: dict[PeerId, Sequence[str]] = {}
+        """Addresses of other leaders."""
         self.finder = self.finds(
             self.signer,
             RUN,
             self.transport,
             self.board,
-            unheard,
+            self.learned.__setitem__,
             lambda name, error: self.errors.append(error),
         )
 

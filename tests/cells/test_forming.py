@@ -79,6 +79,48 @@ def test_a_cell_that_is_alone_under_a_key_tries_a_shorter_one(world: World):
     assert group.members.keys() == {a.cell, b.cell}
 
 
+def test_a_group_has_the_anchors_that_its_cells_posted(world: World):
+    leaders = [Leader(world, n, anchor=f"a{n}") for n in (1, 2)]
+    found = all_look(leaders)
+    for leader in leaders:
+        group = found[leader.cell]
+        assert group is not None
+        assert group.anchors == {cell_id(1): "a1", cell_id(2): "a2"}
+
+
+def test_the_addresses_of_other_leaders_are_learned(world: World):
+    a = Leader(world, 1, maddrs=("/ip4/10.0.0.1/tcp/9",))
+    b = Leader(world, 2, maddrs=("/ip4/10.0.0.2/tcp/9",))
+    all_look([a, b])
+    assert a.learned == {b.me: b.facts.maddrs}
+    assert b.learned == {a.me: a.facts.maddrs}
+
+
+def test_a_posting_stays_as_long_as_an_offer_under_its_key_may_bind(world: World):
+    leader = Leader(world, 1)
+    all_look([leader])
+    assert leader.directory.lives == [TIMES.attempt - TIMES.post + TIMES.lock + TIMES.clocks]
+
+
+class Unwilling(Accepter):
+    """Accepts offers, and refuses the groups that are made of them."""
+
+    async def Tell(self, request: pb.CellsNote, context: Any) -> pb.CellsReply:
+        reply = await super().Tell(request, context)
+        if request.WhichOneof("say") == "named":
+            return pb.CellsReply(accepts=False, reason="no")
+        return reply
+
+
+def test_a_leader_that_refuses_its_group_is_reported(world: World):
+    leader = Leader(world, 1)
+    other = Unwilling(world, 2)
+    all_look([leader])
+    assert other.told == ["offer", "named"], "what was answered is not said again"
+    (event,) = leader.events("outer-refused")
+    assert event.fields["peer"] == other.me
+
+
 class Silent(GroupFinder):
     """Finder that binds others and names no group while `silent` is True."""
 
