@@ -301,8 +301,6 @@ class PipelineMachine:
             ),
         ]
         self.visits.clear()
-        self._unnamed.clear()
-        self._waiting.clear()
         self.suspects.gone.clear()
         self.plan = plan
         self.closed = False

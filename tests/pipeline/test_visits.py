@@ -157,6 +157,17 @@ def test_a_new_plan_frees_everything_of_the_one_before() -> None:
     assert scene.computed(key=START) == []
 
 
+def test_only_an_origins_own_unfinished_micro_batches_are_dropped_with_a_plan() -> None:
+    hop = forwarded()
+    assert hop.tell(ev.AdoptPlan(LATER)) == [ev.Free(HERE)]
+    origin = Scene(ORIGIN)
+    origin.tell(ev.Start(0))
+    origin.computed(key=START)
+    origin.come(BACKWARD, S1B, origin.claim(0))
+    origin.computed(BACKWARD, START)
+    assert origin.tell(ev.AdoptPlan(LATER)) == [ev.Free(START)]
+
+
 def test_peers_that_hold_a_stage_are_its_replicas() -> None:
     plan = make_plan(1, 2)
     listener = PlanMember(PeerId("s1c"), 1, 0.0, False)
@@ -443,6 +454,31 @@ def test_a_gradient_that_may_have_been_taken_waits_for_its_name() -> None:
     assert scene.tell(named(scene)) == [ev.Answer(Say.TAKE), ev.Commit(HERE), ev.Free(HERE)]
 
 
+@pytest.mark.parametrize(("peer", "position"), [(S1B, 1), (S2A, 2), (S3B, 3)])
+def test_a_share_of_every_block_stage_waits_for_its_name(peer: PeerId, position: int) -> None:
+    scene = Scene(peer)
+    claim = scene.claim(position)
+    before, after = (claim.journey[at].peer for at in (position - 1, position + 1))
+    scene.come(FORWARD, before, claim)
+    scene.computed(key=claim.key)
+    assert scene.machine.unsure() == 0
+    scene.come(BACKWARD, after, claim)
+    assert scene.machine.unsure() == 0, "the gradient is not made yet"
+    scene.computed(BACKWARD, claim.key)
+    assert scene.machine.unsure() == 1
+    scene.tell(ev.Passed(claim.key, BACKWARD, before))
+    assert scene.machine.unsure() == 1
+    scene.tell(ev.Settled(claim.key, BACKWARD, before))
+    assert scene.machine.unsure() == 1
+
+
+def test_nobody_names_a_share_whose_gradient_went_nowhere() -> None:
+    scene = returned()
+    scene.turned(S1B, Trouble.REFUSED, BACKWARD)
+    scene.turned(S1A, Trouble.REFUSED, BACKWARD)
+    assert scene.machine.unsure() == 0
+
+
 @pytest.mark.parametrize("caller", [S1B, STRANGER])
 def test_only_the_origin_names_a_share(caller: PeerId) -> None:
     scene = returned()
@@ -465,6 +501,66 @@ def test_closing_throws_unnamed_shares_away() -> None:
     assert scene.tell(ev.Close(EPOCH)) == [ev.Void(HERE)]
     assert scene.tell(ev.Close(EPOCH)) == []
     assert scene.tell(ev.Settled(HERE, BACKWARD, S1B))[-1] == ev.Free(HERE)
+
+
+def test_a_gradient_that_waits_for_a_place_is_not_computed_after_the_close() -> None:
+    scene = Scene(places=1)
+    for index in (0, 2):
+        claim = scene.claim(index=index)
+        scene.come(FORWARD, S1B, claim)
+        scene.computed(key=claim.key)
+        scene.come(BACKWARD, S3B, claim)
+    assert scene.tell(ev.Close(EPOCH)) == [ev.Void(HERE)]
+
+
+def next_epoch(scene: Scene, epoch: int, *, closes: bool = True, origin: PeerId = ORIGIN) -> None:
+    """Close the epoch before, and pass a gradient of this origin on in the next one."""
+    if closes:
+        scene.tell(ev.Close(epoch - 1))
+    plan = make_plan(3, 2)
+    paths = tuple(replace(path, origin=origin) for path in plan.paths)
+    members = (*plan.members, PlanMember(PeerId("s0b"), 0))
+    scene.plan = replace(plan, epoch=epoch, paths=paths, members=members)
+    scene.tell(ev.AdoptPlan(scene.plan))
+    claim = replace(scene.claim(), epoch=epoch)
+    for way, sender in ((FORWARD, S1B), (BACKWARD, S3B)):
+        scene.come(way, sender, claim)
+        scene.computed(way, claim.key)
+
+
+def test_an_origin_that_named_nothing_is_not_waited_for_until_it_names() -> None:
+    scene = returned()
+    next_epoch(scene, 4)
+    assert (scene.machine.unsure(), scene.machine.unnamed()) == (0, {ORIGIN: 1})
+    scene.tell(ev.Counted(4, scene.plan.hash, 0, ORIGIN))
+    next_epoch(scene, 5)
+    assert scene.machine.unsure() == 1
+    next_epoch(scene, 6)
+    assert scene.machine.unsure() == 0, "it has named nothing since"
+
+
+def test_a_name_that_comes_too_late_is_a_sign_all_the_same() -> None:
+    scene = returned()
+    late = named(scene)
+    lost = ev.Lost(EPOCH, scene.plan.hash, 0, ORIGIN, "nan")
+    next_epoch(scene, 4)
+    assert scene.answer(lost)[0] is Say.REFUSED
+    assert scene.machine.unsure() == 0
+    assert scene.answer(late)[0] is Say.REFUSED
+    assert scene.machine.unsure() == 1
+
+
+def test_an_origin_that_was_away_is_waited_for_again() -> None:
+    scene = returned()
+    next_epoch(scene, 4, origin=PeerId("s0b"))
+    assert scene.machine.unsure() == 1
+    next_epoch(scene, 5, closes=False)
+    assert scene.machine.unsure() == 1
+    scene = returned()
+    scene.tell(ev.Close(EPOCH))
+    scene.tell(ev.AdoptPlan(None))
+    next_epoch(scene, 4)
+    assert scene.machine.unsure() == 0, "without a plan nobody was away"
 
 
 def test_an_unnamed_share_is_thrown_away_when_its_time_is_over() -> None:
