@@ -181,6 +181,12 @@ SCRIPTS = {
         ((100.9, TimePassed()), []),
         ((100.95, Uploaded(3)), [step(1, A, B, C)]),
     ],
+    "a member that is late with one group is awaited in those it has begun": [
+        ((opened(), *(began(i, "bc"[i % 2], i // 2) for i in range(4))), ANYTHING),
+        ((Uploaded(0), Uploaded(2), 100.0, TimePassed()), [step(0, A, B), Wait(1)]),
+        ((100.1, done(0)), [Serve(0, ("p0",)), Serve(1, ("p0",))]),
+        ((100.1, Uploaded(3)), [step(1, A, B, C)]),
+    ],
     "a fault keeps fresh groups and a repair may regroup": [
         ((opened(members=(A, B)), began(0, B, 0), Uploaded(0)), ANYTHING),
         ((began(1, B, 1), Uploaded(1), began(2, B, 2), done(0)), ANYTHING),
