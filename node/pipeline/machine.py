@@ -155,10 +155,10 @@ class Visit:
 
     def undecided(self, position: int) -> bool:
         """Return True if a gradient was passed on from this block stage and the origin has not said
-        yet if the share counts."""
+        yet if the share counts. The origin decides about its own share as soon as it is made."""
         back = self.backward
         given = back.step >= Step.PASSED or (back.step is Step.COMPUTED and back.target is not None)
-        return given and not self.committed and 0 < position < len(self.journey) - 1
+        return given and not self.committed and position < len(self.journey) - 1
 
 
 class PipelineMachine:
@@ -474,7 +474,6 @@ class PipelineMachine:
                 *self._send(key, visit, BACKWARD, now),
             ]
         if visit.backward.step is Step.HELD:  # we replace a hop, and its output has arrived
-            visit.forward.step = Step.SETTLED
             return [*self._tell(key, visit, FORWARD), *self._backward(key, visit)]
         return self._send(key, visit, FORWARD, now)
 
@@ -586,10 +585,8 @@ class PipelineMachine:
                 return [*left_out, Later(key, way, choice.seconds)]
             if choice is not None:
                 leg.target = choice
-                if choice != there.peer and there.stage != ENDS:
-                    self._done_s[choice] = self._done_s.get(choice, 0.0) + self._share_s.get(
-                        choice, 0.0
-                    )
+                if choice != there.peer:
+                    self._done_s[choice] += self._share_s[choice]
                 visit.journey[position] = Hop(there.stage, choice)
                 patient = way is FORWARD and (  # no gradient is turned away
                     leg.delivery.patient
@@ -642,7 +639,6 @@ class PipelineMachine:
         leg.target = None
         # its gradient is here: it arrived after all
         if way is FORWARD and visit.backward.step is not Step.ABSENT:
-            leg.step = Step.SETTLED
             return self._tell(key, visit, FORWARD)
         leg.delivery.turned(peer, event.trouble)
         return self._send(key, visit, way, now)
@@ -652,8 +648,6 @@ class PipelineMachine:
         waits = [
             (k, w) for k, v in self.visits.items() for w in Direction if v.leg(w).target == peer
         ]
-        if waits:
-            self.suspects.add(peer, now)
         return [a for k, w in waits for a in self.handle(Turned(k, w, peer, Trouble.FAILED), now)]
 
     # Standing in for a dead replica

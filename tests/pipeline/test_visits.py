@@ -354,6 +354,12 @@ def test_a_gradient_goes_to_the_replacement_of_the_hop_that_it_was_sent_to() -> 
     assert scene.tell(ev.Arrived(FORWARD, scene.claim(), S1B)) == [ev.Answer(Say.AGAIN)]
 
 
+def test_a_hop_that_refused_a_gradient_gets_it_when_it_asks_for_it() -> None:
+    scene = returned()
+    assert peers(scene.turned(S1B, Trouble.REFUSED, BACKWARD)) == [S1A]
+    assert peers(scene.tell(ev.Arrived(FORWARD, scene.claim(), S1B))) == [S1B]
+
+
 def test_a_suspect_is_asked_last_for_a_while_or_until_it_is_heard_of() -> None:
     def second(scene: Scene, now: float) -> list[PeerId]:
         """Peers asked for another micro-batch on the same path."""
@@ -384,9 +390,9 @@ def test_a_suspect_is_asked_last_for_a_while_or_until_it_is_heard_of() -> None:
 def test_work_that_is_diverted_is_shared_among_the_other_replicas() -> None:
     plan = make_plan(6, 3)
     path = plan.paths[0]
-    scene = Scene(path.hops[1].peer, replace(plan, paths=(path, replace(path, index=1))))
+    scene = Scene(path.hops[1].peer, replace(plan, paths=(path, path, replace(path, index=2))))
     diverted = []
-    for index in (0, 1):
+    for index in (0, 2):
         claim = scene.claim(index=index)
         scene.come(FORWARD, path.hops[0].peer, claim)
         scene.computed(key=claim.key)
@@ -501,6 +507,21 @@ def test_closing_throws_unnamed_shares_away() -> None:
     assert scene.tell(ev.Close(EPOCH)) == [ev.Void(HERE)]
     assert scene.tell(ev.Close(EPOCH)) == []
     assert scene.tell(ev.Settled(HERE, BACKWARD, S1B))[-1] == ev.Free(HERE)
+
+
+@pytest.mark.parametrize(("peer", "position"), [(ORIGIN, 0), (S1B, 1), (S2A, 2), (S3B, 3)])
+def test_a_gradient_needs_a_place_at_every_block_stage(peer: PeerId, position: int) -> None:
+    scene = Scene(peer, places=1)
+    first = []
+    for index in (0, 2):
+        claim = scene.claim(position, index)
+        if peer == ORIGIN:
+            scene.tell(ev.Start(index))
+        else:
+            scene.come(FORWARD, claim.journey[position - 1].peer, claim)
+        scene.computed(key=claim.key)
+        first.append(type(scene.come(BACKWARD, claim.journey[position + 1].peer, claim)[1]))
+    assert first == [ev.Compute, ev.Compute if peer == ORIGIN else ev.Hold]
 
 
 def test_a_gradient_that_waits_for_a_place_is_not_computed_after_the_close() -> None:
@@ -689,6 +710,7 @@ def test_a_micro_batch_goes_out_and_comes_home() -> None:
         ev.FreeGraph(LAST),
         ev.Send(LAST, BACKWARD, journey, 3),
     ]
+    assert asked(scene, STRANGER, 5) is Say.REFUSED, "nothing is behind the last position"
     assert scene.tell(ev.Settled(LAST, BACKWARD, S3B)) == [ev.AcknowledgeVisit(LAST, BACKWARD)]
     back = scene.claim(0)
     assert scene.come(BACKWARD, S1B, back) == [ev.Answer(Say.TAKE), ev.Compute(START, BACKWARD)]

@@ -169,6 +169,12 @@ def test_followers_are_those_of_the_newest_reading() -> None:
     assert e.leader(LATE, able=False, leads=False) == LEADER, "nobody says whom it follows"
 
 
+def test_a_peer_counts_itself_among_the_followers_of_its_leader() -> None:
+    e = Election(ME, 0.0)
+    e.see({p: Sighting(1, leads=True) for p in (LEADER, OTHER)}, {}, following=OTHER)
+    assert e.leader(LATE, able=False, leads=False) == OTHER
+
+
 def test_the_same_reading_is_not_counted_again() -> None:
     class Reading(dict[PeerId, PeerId]):
         counted = 0

@@ -22,6 +22,7 @@ from node.consensus.votes import (
     names,
     signing_domain,
     support_said,
+    vote_on,
 )
 from node.coordinator import notes
 from node.coordinator.ledger import VoteLedger
@@ -284,6 +285,12 @@ def test_voters_change_by_certificates_of_those_before() -> None:
     after = version(RIPE + 2, "c")
     assert not asks(trust, plan(A, after, 23), Warrant(certificate(after, (F, G), voters, 22)))
     assert trust.version == after
+
+
+def test_a_vote_is_on_the_version_that_an_attempt_of_the_plan_made() -> None:
+    made = replace(plan(A, HERE), cell_id=CELL)
+    expected = Vote(CELL, 21, 2, NEXT, names(VOTERS), 1, "digest")
+    assert vote_on(made, NEXT, 2, 1, "digest") == expected
 
 
 def test_one_stage_counts_with_one_digest() -> None:
