@@ -152,10 +152,10 @@ def test_a_colleague_that_is_forgotten_does_not_return_with_the_next_one() -> No
 
 def test_a_peer_heeds_each_leader_that_it_reported_to_of_late() -> None:
     e = Election(ME, 0.0)
-    e.tells(LEADER, 5.0)
-    e.tells(OTHER, 6.0)
-    assert e.heeds(LEADER, 6.0)
-    assert e.heeds(OTHER, 6.0)
+    e.tells(LEADER, LATE)
+    e.tells(OTHER, LATE + 1.0)
+    assert e.heeds(LEADER, LATE + 1.0)
+    assert e.heeds(OTHER, LATE + 1.0)
 
 
 def test_followers_are_those_of_the_newest_reading() -> None:
