@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from node.averaging.strategies.outer import OuterSettings
-from node.consensus.rules import ChangeStatus, Rules, mark
+from node.consensus.rules import Rules, mark
 from node.consensus.votes import signing_domain
 from node.coordinator import notes
-from node.core.ids import PeerId
 from node.core.journey import Plan
 from node.epoch import events as ev
 from node.sim.faults import lay, strike
@@ -190,31 +189,6 @@ def test_random_faults_while_it_changes() -> None:
         for at, text in ((2.0 + seed % 5, "diloco"), (9.0 + seed % 3, "moshpit")):
             swarm.world.push(at, swarm.tell, text)
         swarm.finish()
-
-
-def test_an_older_plan_is_refused_but_the_end_of_the_run() -> None:
-    standing = ChangeStatus(Rules())
-    leader = PeerId("leader")
-    other = PeerId("other")
-    assert standing.tells(leader) == ""
-    assert standing.learns(DILOCO)
-    assert not standing.learns(DILOCO)
-    assert standing.tells(leader) == "diloco"
-    plan = Plan(3, 1, leader, (), (), {}, outer=1)
-    assert standing.refuses(plan, Rules()) == "", "what is known and not in force yet is waited for"
-    assert not standing.follows(leader, Rules())
-    assert standing.tells(leader) == "diloco"
-    assert standing.follows(leader, PLAIN), "news from a plan"
-    assert (standing.known, standing.tells(leader)) == (PLAIN, "")
-    assert standing.tells(other) == "moshpit", "the next leader may have missed that plan"
-    twin = replace(PLAIN, cell=1, change="the same number")
-    assert not standing.learns(twin)
-    assert standing.follows(leader, twin), "what is in a plan is the same everywhere"
-    assert standing.known == twin
-    assert standing.follows(leader, PLAIN)
-    assert standing.refuses(plan, DILOCO)
-    assert standing.tells(leader) == "moshpit"
-    assert standing.refuses(replace(plan, outer=0), DILOCO) == "", "the run is over"
 
 
 @pytest.mark.parametrize("who", ["the leader", "a replica"])
