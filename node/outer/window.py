@@ -312,7 +312,6 @@ class WindowRound:
         known, nothing is taken."""
         own = m.own or {}
         far = {cell: distance(given, own) for cell, given in sorted(m.came.items())}
-        m.news.apart = 0.0
         if far:
             m.news.apart = median(far.values())
         went = max(self._went, default=0.0)
