@@ -50,7 +50,9 @@ class Lines:
         self._starting: dict[str, str] = {}
 
     def __call__(self, scene: Scene) -> None:
-        for label, does in scene.starting:
+        for label, activity in scene.starting:
+            # The reasons of a wait change every second.
+            does = activity.partition(":")[0]
             if self._starting.get(label) != does:
                 self._starting[label] = does
                 say(f"{label}: {does}")
