@@ -36,8 +36,20 @@ def heard(peer: PeerId, at: Version = YOUNG, tokens: int = 0, **kw: Any) -> ev.H
     return ev.Heartbeat(peer, stage, at, f"digest {stage} {at}", 1.0, tokens=tokens, **kw)
 
 
-def tell(leader: Leader, notes: Iterable[ev.Heartbeat], now: float) -> list[Any]:
-    return [a for n in notes for a in leader.handle(n, now)]
+def tell(leader: Leader, events: Iterable[ev.LeaderEvent], now: float) -> list[Any]:
+    return [a for event in events for a in leader.handle(event, now)]
+
+
+def committed(
+    leader: Leader, plan: Plan, now: float, *peers: PeerId, attempt: int = 0
+) -> list[Any]:
+    """Let these members commit, all if none is named; returns the leader's actions."""
+    words = (
+        ev.Committed(m.peer, plan.hash, attempt, f"digest {m.stage} next", 1.0)
+        for m in plan.members
+        if not peers or m.peer in peers
+    )
+    return tell(leader, words, now)
 
 
 def led(facts: RunFacts, notes: Iterable[ev.Heartbeat]) -> Leader:

@@ -329,8 +329,13 @@ class EpochAttempt:
             sources = tuple(p for p, digest in said.items() if digest == most)
             return self.round(stage, to, {}, deadline_s, sources, most)
         self.blame(ended)
-        # The first of them that holds a part fresh.
-        holders = {part: p for p, o in reversed(ended.items()) for part in o.holds}
+        # The first of them that holds a part fresh; not its owner, which may give it to nobody.
+        owners = {**self.plan.owners, **self.owners}
+        holders: dict[str, PeerId] = {}
+        for peer, outcome in ended.items():
+            for part in outcome.holds:
+                if owners.get(part) != peer:
+                    holders.setdefault(part, peer)
         return self.round(stage, to, self.reown(stage, holders, assign), deadline_s)
 
     def digests(self) -> tuple[dict[int, str], list[tuple[int, PeerId]], list[int]]:
