@@ -21,6 +21,7 @@ from tests.training.test_leader import (
     E,
     begun,
     commits,
+    committed,
     heard,
     kinds,
     led,
@@ -178,19 +179,14 @@ def test_the_death_of_a_member_that_had_committed_ends_its_part() -> None:
     leader.handle(ev.Committed(T1, plan.hash, 0, "another result", 1.0), 3.0)
     leader.handle(ev.Unreachable(T1), 3.1)
     assert leader.handle(ev.Committed(T1, plan.hash, 0, "d1", 1.0), 3.2) == []
-    done = [
-        a
-        for peer in (E, S1, S2)
-        for a in leader.handle(ev.Committed(peer, plan.hash, 0, f"d {peer}", 1.0), 3.5)
-    ]
-    assert next_plan(done).digests[1] == f"d {S1}"
+    done = committed(leader, plan, 3.5, E, S1, S2)
+    assert next_plan(done).digests[1] == "digest 1 next"
 
 
 def test_the_death_of_the_last_awaited_member_ends_the_round() -> None:
     leader, plan = begun(map(heard, (E, S1, T1, S2)))
     reported(leader, plan, 3.0)
-    for peer in (E, S1, S2):
-        leader.handle(ev.Committed(peer, plan.hash, 0, f"d {peer}", 1.0), 3.0)
+    committed(leader, plan, 3.0, E, S1, S2)
     assert "epoch-committed" in kinds(leader.handle(ev.Unreachable(T1), 3.5))
 
 
@@ -213,16 +209,13 @@ def test_a_listener_that_has_committed_holds_its_stage() -> None:
     leader.handle(ev.Committed(T2, plan.hash, 0, "d2", 1.0), 3.0)
     leader.handle(ev.Unreachable(S2), 3.1)
     assert leader.phase is Phase.ROUND
-    for peer in (E, S1):
-        done = leader.handle(ev.Committed(peer, plan.hash, 0, f"d {peer}", 1.0), 3.2)
-    assert "epoch-committed" in kinds(done)
+    assert "epoch-committed" in kinds(committed(leader, plan, 3.2, E, S1))
 
 
 def test_members_that_did_not_report_at_the_deadline_of_the_round_are_left_out() -> None:
     leader, plan = begun(map(heard, (E, S1, T1, S2)), late_s=1e9)
     (note, *_) = rounds(reported(leader, plan, 3.0))
-    for peer in (E, S1, S2):
-        leader.handle(ev.Committed(peer, plan.hash, 0, f"d {peer}", 1.0), 3.0)
+    committed(leader, plan, 3.0, E, S1, S2)
     deadline = 3.0 + 1.5 * note.round.deadline_s
     assert kinds(leader.handle(ev.ClockTick(), 3.0 + note.round.deadline_s)) == []
     done = leader.handle(ev.ClockTick(), deadline)
@@ -233,8 +226,7 @@ def test_members_that_did_not_report_at_the_deadline_of_the_round_are_left_out()
 def test_a_leader_that_does_not_finish_its_own_round_starts_again() -> None:
     leader, plan = begun(late_s=1e9)
     reported(leader, plan, 3.0)
-    for peer in (S1, S2):
-        leader.handle(ev.Committed(peer, plan.hash, 0, f"d {peer}", 1.0), 3.0)
+    committed(leader, plan, 3.0, S1, S2)
     done = leader.handle(ev.ClockTick(), 100.0)
     (said,) = (a for a in done if isinstance(a, ev.RecordFact))
     assert said.text == "epoch 0 starts again: this peer did not finish its own round"

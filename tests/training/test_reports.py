@@ -16,6 +16,7 @@ from node.epoch.leader import reports
 from node.epoch.leader.attempt import EpochAttempt
 from node.pipeline.events import MicroBatchDone
 from node.scheduler.placement import Move
+from tests.training import test_leader
 from tests.training.test_leader import S1, S2, T1, E, begun, commits, heard, reported
 
 OWN = CellId("ab" * 8)
@@ -346,11 +347,7 @@ def test_the_samples_that_a_plan_has_behind_it_are_reported() -> None:
     leader, plan = begun()
     rows = (MicroBatchDone(0, True, 1.0, 64), MicroBatchDone(1, False))
     leader.handle(ev.MicroBatchesReported(E, plan.hash, rows), 3.0)
-    done = [
-        a
-        for m in plan.members
-        for a in leader.handle(ev.Committed(m.peer, plan.hash, 0, f"d{m.stage}", 1.0), 4.0)
-    ]
+    done = test_leader.committed(leader, plan, 4.0)
     facts = of_kind(done, "epoch-planned").facts
     lost = plan.paths[1].samples
     assert (facts["cursor"], facts["returned"], facts["tokens"]) == (8, len(lost), 64)
@@ -364,13 +361,8 @@ def test_a_committed_epoch_is_reported_with_its_times_and_losses() -> None:
     assert not leader.handle(ev.Unreachable(PeerId("stranger")), 5.0)
     leader.handle(ev.Unreachable(T1), 5.5)
     leader.handle(ev.Incomplete(S1, plan.hash, 0, (), ()), 6.0)
-    done = [
-        a
-        for peer, attempt in ((E, 0), (S1, 1), (S2, 0))
-        for a in leader.handle(
-            ev.Committed(peer, plan.hash, attempt, f"digest {peer}", 1.0), 6.5
-        )
-    ]
+    test_leader.committed(leader, plan, 6.5, E, S1)
+    done = test_leader.committed(leader, plan, 6.5, S2)
     said = of_kind(done, "epoch-committed")
     assert said.text == "epoch 1/100 committed, loss 2.000"
     assert said.level == "info"
@@ -408,11 +400,7 @@ def test_an_epoch_without_enough_votes_is_reported_as_uncertain() -> None:
     leader, plan = begun(map(heard, (E, S1, S2, T1)))
     reported(leader, plan, 3.0)
     leader.handle(ev.Equivocated(frozenset({S1, S2, T1})), 3.0)
-    done = [
-        a
-        for m in plan.members
-        for a in leader.handle(ev.Committed(m.peer, plan.hash, 0, f"d{m.stage}", 1.0), 4.0)
-    ]
+    done = test_leader.committed(leader, plan, 4.0)
     said = of_kind(done, "epoch-uncertain")
     facts = {"epoch": 1, "voters": 4, "voted": 4, "hash": plan.hash[:12]}
     assert said.facts == facts
