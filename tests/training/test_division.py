@@ -16,7 +16,7 @@ from node.epoch import events as ev
 from node.epoch.leader.leader import Leader
 from node.epoch.leader.planning import LEFT_S, POSTPONED_S
 from tests.training.run_facts import assign, facts
-from tests.training.test_leader import heard, kinds, with_ways
+from tests.training.test_leader import heard, heir, kinds, with_ways
 
 PEERS = [PeerId(f"{p}{n}") for p in ("ends", "stage1", "stage2") for n in "ab"]
 AT = Version(9, "a" * 32)
@@ -43,7 +43,7 @@ def whole(bits: int = 0, peers: Sequence[PeerId] = PEERS, **kw: Any) -> Leader:
         electorate=Electorate(tuple(peers)),
     )
     known = facts(**{"read": lambda change: RULES, "prove": True} | kw)
-    return Leader(PEERS[0], known, history=history, term=5, rules=RULES, cell=CELL)
+    return heir(PEERS[0], known, history, rules=RULES, cell=CELL)
 
 
 def acts(
@@ -142,10 +142,11 @@ def test_messages_from_before_the_division_bring_nobody_back() -> None:
     late = [with_ways(here(p), *PEERS) for p in LEAVE]
     for note in late:
         leader.handle(note, 4.0)
-    assert not set(LEAVE) & leader.roster.candidates.keys()
+    accused = ev.Accused(LEAVE[0], LEAVE[1])
+    assert leader.handle(accused, 4.0) == [], "they are not here"
     for note in late:
         leader.handle(note, 4.0 + LEFT_S)
-    assert set(LEAVE) <= leader.roster.candidates.keys(), "then it did not take the other plan"
+    assert leader.handle(accused, 4.0 + LEFT_S) != [], "they did not take the other plan"
 
 
 @pytest.mark.parametrize("lone", ["at-the-first-version", "within-its-size", "two-of-a-stage"])

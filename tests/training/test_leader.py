@@ -64,6 +64,11 @@ def led(facts: RunFacts, notes: Iterable[ev.Heartbeat]) -> Leader:
     return leader
 
 
+def heir(me: PeerId, facts: RunFacts, history: Plan, **about: Any) -> Leader:
+    """A leader that takes over after this plan."""
+    return Leader(me, facts, history=history, term=history.term, **about)
+
+
 def the_plan(actions: list[Any]) -> Plan | None:
     return next((a.plan for a in actions if isinstance(a, ev.SendPlan)), None)
 
@@ -480,6 +485,22 @@ def test_no_result_counts_more_tokens_than_a_micro_batch_has() -> None:
     assert leader.phase is Phase.RUN, "the absurd result is not heard"
     leader.handle(ev.MicroBatchesReported(E, plan.hash, (MicroBatchDone(0, True, 1.0, 64),)), 3.1)
     assert leader.phase is Phase.ROUND
+
+
+@pytest.mark.parametrize(
+    ("size", "tokens", "counts"),
+    [
+        ({"sequence": 0}, 10**9, True),
+        ({"micro_batch": 1, "target_batch": 1, "sequence": 1}, 2, False),
+    ],
+)
+def test_tokens_are_bounded_by_the_length_of_a_sample_where_it_is_known(
+    size: dict[str, int], tokens: int, counts: bool
+) -> None:
+    leader, plan = begun(**size)
+    rows = tuple(MicroBatchDone(path.index, True, 1.0, tokens) for path in plan.paths)
+    leader.handle(ev.MicroBatchesReported(E, plan.hash, rows), 3.0)
+    assert (leader.phase is Phase.ROUND) is counts
 
 
 def test_an_owner_that_lives_but_does_not_step_loses_its_parts() -> None:

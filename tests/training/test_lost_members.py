@@ -12,6 +12,7 @@ from node.epoch import events as ev
 from node.epoch.leader.leader import UNANSWERED_S, Leader, Phase
 from node.epoch.pace import ASK_AFTER
 from node.pipeline.events import MicroBatchDone
+from node.scheduler.costs import Measured
 from tests.training.run_facts import facts
 from tests.training.test_leader import (
     S1,
@@ -293,7 +294,7 @@ def test_a_very_long_silence_makes_a_peer_no_more_irregular() -> None:
 
 def test_a_heartbeat_without_news_waits_for_the_next_look_at_the_clock() -> None:
     leader = led(facts(), [heard(E), heard(S1), heard(S2)])
-    measured = dataclasses.replace(heard(S2), speed=3.0)
+    measured = heard(S2, costs=Measured(1.0, 2.0))
     assert the_plan(leader.handle(measured, 2.0)) is None
     assert the_plan(leader.handle(ev.ClockTick(), 2.0)) is not None
 

@@ -1,4 +1,4 @@
-"""The contents of plans: windows of other cells, donors of optimizer state, owners, votes, terms."""
+"""The contents of plans: windows of other cells, owners and donors, votes, terms."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -31,6 +31,7 @@ from tests.training.test_leader import (
     commits,
     committed,
     heard,
+    heir,
     kinds,
     led,
     next_plan,
@@ -45,13 +46,10 @@ PARTNER = Partner(CellId("cd" * 8), PeerId("far"), {})
 GROUP = ev.Grouped(Window(7, (PARTNER,)), until=100.0)
 
 
-def here(leader: Leader, peer: PeerId, **about: Any) -> ev.Heartbeat:
-    """A heartbeat from the version that was committed last."""
-    base = leader.roster.base
-    assert base is not None
-    note = heard(peer, base, leader.tokens)
-    digest = leader.roster.agreed.get(note.stage, note.digest)
-    return dataclasses.replace(note, digest=digest, **about)
+def holding(plan: Plan, peer: PeerId, **about: Any) -> ev.Heartbeat:
+    """A heartbeat of a peer that holds the version which this plan has made."""
+    note = heard(peer, makes(plan, ()), 128, **about)
+    return dataclasses.replace(note, digest=f"digest {note.stage} next")
 
 
 def shown(actions: Iterable[Any]) -> bool:
@@ -94,15 +92,14 @@ def test_an_outer_round_has_no_micro_batches_and_begins_at_once() -> None:
     leader, plan = landing()
     assert (plan.outer, plan.paths, plan.last) == (7, (), False)
     assert plan.window == Window(0, (PARTNER,), means={s: f"mean {s}" for s in range(3)})
-    assert plan.deadline_s == leader.deadlines.round(leader.roster, plan)
+    assert plan.deadline_s == leader.facts.waits.round_s
     assert leader.phase is Phase.ROUND
-    loss = leader.loss
-    assert loss > 0
+    assert plan.loss > 0
     following = next_plan(committed(leader, plan, 21.0))
     assert (following.base, following.outer) == (makes(plan, ()), 0)
     assert following.window == NO_WINDOW
     assert (following.cursor, following.owners) == (plan.cursor, plan.owners), "nobody stepped"
-    assert (following.loss, following.tokens) == (loss, plan.tokens)
+    assert (following.loss, following.tokens) == (plan.loss, plan.tokens)
 
 
 def test_a_new_change_of_the_owner_forgets_the_group_of_the_old_one() -> None:
@@ -123,7 +120,7 @@ def donors(leaving: bool, gone_s: float) -> dict[str, PeerId]:
     """Donors in a plan that is made ``gone_s`` seconds after the owner S1 has gone."""
     leader, plan = begun(map(heard, (E, S1, T1, S2)), late_s=1e9, eval_every=1)
     commits(leader, plan, 3.0)
-    leader.handle(here(leader, S1, leaving=leaving), 3.5)
+    leader.handle(holding(plan, S1, leaving=leaving), 3.5)
     leader.handle(ev.Unreachable(S1), 4.0)
     following = next_plan(leader.handle(ev.Evaluated(1, 2.0), 4.0 + gone_s))
     assert (plan.owners["s1"], following.owners["s1"]) == (S1, T1)
@@ -208,7 +205,7 @@ def test_reports_of_another_plan_have_no_votes() -> None:
 def test_a_leader_names_itself_first_among_the_voters() -> None:
     _, plan = begun(map(heard, (PeerId("ends0"), E, S1, S2)))
     assert plan.electorate.voters[0] == E
-    leader = Leader(S2, facts(), history=plan, term=plan.term)
+    leader = heir(S2, facts(), plan)
     tell(leader, [dataclasses.replace(heard(p), term=1) for p in (E, S1, S2)], 0.0)
     following = next_plan(leader.handle(ev.ClockTick(), 2.0))
     assert following.electorate == plan.electorate, "the same voters decide on the same version"
@@ -219,10 +216,10 @@ def test_a_leader_names_itself_first_among_the_voters() -> None:
 def test_a_side_without_a_majority_says_once_that_it_goes_on_alone() -> None:
     others = (T1, T2, PeerId("stage1c"), PeerId("stage2c"))
     leader, plan = begun(map(heard, (E, S1, S2, *others)), late_s=1e9)
-    plan = next_plan(commits(leader, plan, 3.0))
+    commits(leader, plan, 3.0)
     for peer in (*others, S2):
         leader.handle(ev.Unreachable(peer), 4.0)
-    tell(leader, [here(leader, p) for p in (E, S1, S2)], 5.0)
+    tell(leader, [holding(plan, p) for p in (E, S1, S2)], 5.0)
     assert waits(leader, 6.0).startswith("more than half of the voters (3 of 7")
     assert the_plan(leader.handle(ev.ClockTick(), 5.0 + ALONE_S - 1.0)) is None
     done = leader.handle(ev.ClockTick(), 7.0 + ALONE_S)
@@ -266,7 +263,7 @@ def test_at_most_a_few_peers_are_asked_for_a_plan_and_not_the_leader_itself() ->
     leader = led(facts(), [heard(p, A, 500) for p in (E, S1, S2, *more)])
     (asked,) = (a for a in leader.handle(ev.ClockTick(), 2.0) if isinstance(a, ev.Recall))
     assert asked == ev.Recall(A, (S1, *more)[:RECALL_FROM])
-    assert leader.waiting_for == "the history of epoch 5"
+    assert waits(leader, 2.5) == "the history of epoch 5"
     assert leader.handle(ev.ClockTick(), 3.0) == [], "they are asked once"
 
 

@@ -1,6 +1,7 @@
 """Repeated rounds: new owners for the parts of dead and stuck ones, copies, and their end."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -69,13 +70,15 @@ def lacks(
 
 
 def test_parts_of_a_dead_owner_go_to_the_first_that_holds_them_fresh() -> None:
-    leader, plan = opened(S1, T1, THIRD)
+    fifth = PeerId("stage1e")
+    leader, plan = opened(S1, T1, THIRD, FOURTH, fifth)
     assert (plan.owners["s1a"], plan.owners["s1b"]) == (S1, T1)
     leader.handle(ev.Unreachable(S1), 3.0)
-    lacks(leader, plan, [T1])
-    (again,) = rounds(lacks(leader, plan, [THIRD], holds=("s1a",)))
+    lacks(leader, plan, [T1, fifth])
+    (again,) = rounds(lacks(leader, plan, [FOURTH, THIRD], holds=("s1a",)))
     assert again.round.owners == {"s1a": THIRD}
-    assert (again.to, again.round.dead, again.round.attempt) == ((T1, THIRD), (S1,), 1)
+    assert again.to == (T1, THIRD, FOURTH, fifth)
+    assert (again.round.dead, again.round.attempt) == ((S1,), 1)
 
 
 def test_parts_of_a_dead_owner_that_nobody_holds_are_assigned_anew() -> None:
@@ -113,7 +116,6 @@ def test_each_repair_gives_more_time_and_is_recorded() -> None:
     assert again.round.deadline_s == AGAIN * first
     (said,) = (a for a in done if isinstance(a, ev.RecordFact))
     assert said.facts == {"stage": 1, "attempt": 1, "dead": 0}
-    assert leader.repaired == 1
     late = 3.0 + 1.5 * AGAIN * first
     leader.handle(ev.ClockTick(), late - 0.1)
     assert leader.phase is Phase.ROUND
@@ -139,6 +141,15 @@ def test_a_round_in_which_an_owner_steps_starts_its_count_anew() -> None:
     leader, plan = opened(S1, T1, THIRD)
     both = ("s1a", "s1b")
     assert stuck_rounds(leader, plan, ("s1b",), both, ("s1b",)) == [{}, {}, {}]
+
+
+def test_half_of_the_others_are_not_most_of_them() -> None:
+    leader, plan = opened(S1, T1, THIRD)
+    for attempt in range(2):
+        lacks(leader, plan, [S1], attempt, holds=("s1a",))
+        lacks(leader, plan, [T1], attempt, failed=(S1,))
+        (again,) = rounds(lacks(leader, plan, [THIRD], attempt))
+        assert "s1a" not in again.round.owners
 
 
 @pytest.mark.parametrize(
@@ -183,8 +194,16 @@ def test_in_a_large_stage_only_owners_take_over() -> None:
     assert set(again.round.owners.values()) == {peers[2], peers[3]}, "no owner is left"
 
 
+def test_in_a_small_stage_everybody_takes_over() -> None:
+    peers = [PeerId(f"stage1{n:02}") for n in range(ALL_OWN)]
+    leader, plan = opened(*peers)
+    leader.handle(ev.Unreachable(peers[0]), 3.0)
+    (again,) = rounds(lacks(leader, plan, peers[1:]))
+    assert again.round.owners == {"s1a": peers[-1]}
+
+
 def test_a_listener_takes_over_no_parts() -> None:
-    newcomer = ev.Heartbeat(FOURTH, 1, heard(S1).at, "another", 1.0)
+    newcomer = replace(heard(FOURTH), digest="another")
     leader, plan = begun([*map(heard, (E, S2, S1, T1)), newcomer], assign=two_parts, late_s=1e9)
     assert plan.member(FOURTH).current is False
     reported(leader, plan, 3.0)
@@ -233,14 +252,14 @@ def test_reports_of_another_plan_or_by_strangers_change_no_round() -> None:
     assert leader.phase is Phase.ROUND
 
 
-@pytest.mark.parametrize("speed", [0.0, 3.0])
+@pytest.mark.parametrize("speed", [0.0, 4.0])
 def test_a_commit_is_the_newest_that_the_leader_knows_of_a_member(speed: float) -> None:
     leader, plan = opened(S1)
     leader.handle(ev.Committed(S1, plan.hash, 0, "d1", speed), 3.0)
-    known = leader.roster.candidates[S1]
-    assert (known.digest, known.tokens, known.reachable) == ("d1", 128, (plan.base,))
-    assert known.speed == (speed or heard(S1).speed)
-    assert known.at.epoch == 1
+    following = next_plan(committed(leader, plan, 3.0, E, S2))
+    assert following.digests[1] == "d1"
+    members = {m.peer: (m.speed, m.current) for m in following.members}
+    assert members == {E: (1.0, True), S2: (1.0, True), S1: (speed or 1.0, True)}
 
 
 def test_after_a_repair_the_next_plan_waits_for_members_to_be_heard() -> None:

@@ -218,13 +218,8 @@ class EpochAttempt:
             able = able_here
         orphans = {p for p, o in current.items() if o in useless}
         if orphans:
-            able_too = {peer for peer, _ in able}
-            repaired = assign(
-                stage,
-                able,
-                {p: o for p, o in current.items() if p not in orphans and o in able_too},
-                {},
-            )
+            kept = {part: owner for part, owner in current.items() if part not in orphans}
+            repaired = assign(stage, able, kept, {})
             for part in orphans:
                 self.owners[part] = holders.get(part, repaired[part])
         return {part: self.owners[part] for part in current if part in self.owners}
