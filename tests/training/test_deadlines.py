@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from node.core.ids import PeerId
-from node.core.journey import Plan
+from node.core.journey import Hop, Plan
 from node.core.patience import SPARE
 from node.epoch import events as ev
 from node.epoch.leader.deadlines import (
@@ -212,9 +212,46 @@ def test_a_forecast_and_slow_connections_make_the_run_longer() -> None:
 
 
 def test_an_unmeasured_peer_is_taken_to_be_as_fast_as_the_others() -> None:
-    leader, plan = begun([heard(E, costs=TERA), heard(S1), heard(S2, costs=TERA)], **WORK)
+    leader, plan = begun([heard(E, costs=TERA), heard(S1), heard(S2)], **WORK)
     assert plan.deadline_s == pytest.approx(FIRST * 90.0)
     assert close(leader, plan, 3.0)[0].deadline_s == pytest.approx(MARGIN * 60.0, rel=0.1)
+
+
+def test_one_slow_claim_counts_for_a_multiple_of_the_usual_one() -> None:
+    far = Measured(5.0, 10.0, tera_s=1.0, ways=((S2, LinkCost(1.0)),))
+    notes = [heard(p, costs=far) for p in (E, S2, T1)]
+    claim = Measured(1e4, 1e4, tera_s=1e4, ways=((S2, LinkCost(1e4)),))
+    work = WORK | {"parameters": (0,) * 3}
+    leader, plan = begun([*notes, heard(S1, costs=claim)], **work)
+    deadlines = Deadlines(facts(**work))
+    assert plan.owners["s1"] == S1
+    assert deadlines.round(leader.roster, plan) == pytest.approx(MARGIN * 6.0 * BEYOND)
+    path = dataclasses.replace(plan.paths[0], hops=(Hop(1, S1), Hop(2, S2)))
+    # S1 alone is slow, and the two others take 15 s and 2 s of connections each.
+    slow = BEYOND * 5.0 + BEYOND * 10.0
+    through = slow + 2 * BEYOND + 2 * 17.0
+    assert deadlines.run(leader.roster, (path,)) == pytest.approx(MARGIN * (slow + through))
+
+
+def test_nothing_to_do_takes_no_time() -> None:
+    leader, _ = begun()
+    assert Deadlines(facts(epoch_s=0.5)).run(leader.roster, ()) == 0.5
+
+
+def test_quick_measured_work_has_the_margin_of_measured_work() -> None:
+    quick = Measured(0.2, 0.3, tera_s=10.0)
+    leader, plan = told(quick)
+    deadlines = Deadlines(facts(**WORK, epoch_s=0.1))
+    assert deadlines.run(leader.roster, plan.paths) == pytest.approx(MARGIN * (2 * 0.5 + 3 * 0.5))
+
+
+def test_each_replica_moves_the_parameters_that_it_does_not_own() -> None:
+    third = PeerId("stage1c")
+    ways = Measured(ways=((S2, LinkCost(tensor_s=0.5)),))
+    leader, plan = begun([heard(p, costs=ways) for p in (E, S1, S2, T1, third)], **WORK)
+    # Two thirds of 100 tensors each way, and 1 MB is copied at 100 MB/s.
+    moved = 2 * 2 / 3 * 100 * 0.5
+    assert close(leader, plan, 3.0)[0].deadline_s == pytest.approx(MARGIN * (moved + 0.01))
 
 
 def test_the_loss_counts_at_the_ends_and_half_a_measurement_is_none() -> None:

@@ -137,9 +137,17 @@ def test_a_listener_takes_its_update_back_and_names_the_version_it_had() -> None
     assert member.orphan
 
 
+def test_a_listener_of_a_first_plan_names_the_version_that_it_came_with() -> None:
+    at = Version(6, "aa" * 16)
+    plan = plan_from(GENESIS, 1, current=False)
+    done = told(Member(ME, at, tokens=77), ev.PlanArrived(plan))
+    assert done == [ev.BeginEpoch(plan, (at, 77))]
+
+
 def test_a_current_member_is_an_orphan_as_long_as_its_plans_say_so() -> None:
     alone = Electorate(orphan=True)
     member = Member(ME, GENESIS)
+    assert not member.orphan
     told(member, ev.PlanArrived(plan_from(GENESIS, 1, electorate=alone)))
     assert member.orphan
     told(member, ev.PlanArrived(plan_from(GENESIS, 2)))
@@ -230,7 +238,7 @@ def test_a_version_from_elsewhere_replaces_all_that_an_epoch_left() -> None:
     member, plan = after_one_epoch(electorate=Electorate((ME,)))
     at = Version(6, "aa" * 16)
     older = Version(5, "bb" * 16)
-    told(member, ev.VersionPlaced(at, (older,), 300, term=7))
+    assert told(member, ev.VersionPlaced(at, (older,), 300, term=7)) == []
     assert (member.at, member.before, member.reachable) == (at, None, (older,))
     assert (member.tokens, member.term) == (300, 7)
     assert not member.busy
