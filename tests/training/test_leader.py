@@ -587,7 +587,7 @@ def test_a_stage_falls_back_to_its_newest_remaining_parameters(
             since + 30.0,
             since + 45.0,
             since + LOST_S - 1.0,
-            since + LOST_S + 1.0,
+            since + LOST_S,
         ):
             assert not any(isinstance(a, ev.SendPlan) for a in done), "whoever has it may come back"
             done += tell(

@@ -195,3 +195,15 @@ def test_a_member_relabels_its_version_only_if_the_plan_allows() -> None:
     assert done[:2] == [ev.GoTo(held, "checkpoint"), ev.GoTo(says.base, "left out")]
     done = Member(S1, held).handle(ev.PlanArrived(dataclasses.replace(says, term=8)), 0.0)
     assert [type(a) for a in done] == [ev.RefuseCaller]
+
+
+def test_the_next_leader_goes_around_a_stage_that_nobody_brings() -> None:
+    leader, first, plan = without_stage_2()
+    at = after(plan)
+    successor = Leader(E, facts(**SKIPPING), term=plan.term, history=plan)
+    tell(successor, [heard(p, at, 128) for p in (E, S1, S3)], 20.0)
+    assert the_plan(successor.handle(ev.ClockTick(), 20.0 + MISSED_S - 0.1)) is None
+    following = next_plan(successor.handle(ev.ClockTick(), 20.0 + MISSED_S + 0.1))
+    assert (following.base, following.stood) == (at, {2: first.base})
+    assert visited(following) == {1, 3}
+    assert leader.phase is Phase.RUN

@@ -57,8 +57,6 @@ def test_a_leader_knows_the_versions_that_its_newest_plan_explains() -> None:
 
 def test_a_commit_is_known_with_its_owners_and_its_own_count() -> None:
     memory = Memory(None, ())
-    memory.planned(PLAN)
-    assert memory.past(BASE, 0, 4) == BEFORE
     made = makes(PLAN, (0,))
     memory.committed(made, PLAN, {"w": E}, (0,), 364)
     known = memory.past(made, 9999, 4)
@@ -109,6 +107,17 @@ def test_a_recalled_plan_is_gone_on_from_if_it_was_asked_for() -> None:
     assert memory.past(BASE, 0, 4) == BEFORE
 
 
+def test_a_recalled_plan_replaces_the_leaders_own_history() -> None:
+    memory = Memory(None, ())
+    memory.planned(PLAN)
+    made = makes(PLAN, ())
+    memory.committed(made, PLAN, {"w": E}, (), 428)
+    other = replace(PLAN, term=9, lineage="dd" * 16)
+    memory.asking(other.base, 0.0, 5.0)
+    assert memory.recalled(other.base, other, ()) is True
+    assert memory.past(made, 428, 4) is None
+
+
 def test_a_version_that_nobody_remembers_is_guessed_from_its_epoch() -> None:
     memory = Memory(None, ())
     memory.asking(OTHER, 0.0, 5.0)
@@ -124,8 +133,11 @@ def test_stages_that_stood_still_do_until_they_have_worked() -> None:
     stood = {1: OLD, 2: OLD}
     memory = Memory(replace(PLAN, stood=stood), ())
     assert memory.stood(BASE) == stood
-    made = makes(replace(PLAN, stood=stood), ())
-    assert memory.stood(made) == {2: OLD}, "stage 1 has a current member"
+    plan = replace(PLAN, stood=stood)
+    assert memory.stood(makes(plan, ())) == {2: OLD}, "stage 1 has a current member"
+    memory.committed(makes(plan, (1,)), plan, {}, (1,), 364)
+    assert memory.stood(makes(plan, (1,))) == {2: OLD}
+    assert memory.stood(makes(plan, ())) == {}, "that version was not made"
     assert memory.stood(OTHER) == {}
     assert Memory(PLAN, ()).stood(BASE) == {}
     assert Memory(None, ()).stood(BASE) == {}

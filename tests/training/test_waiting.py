@@ -40,6 +40,11 @@ PEERS = tuple(PeerId(f"a long name of peer-{n}") for n in range(5))
             "more than half of the voters (3 of 6 are here; without peer-0, peer-1, peer-2)",
         ),
         (
+            Wait(Lack.VOTERS, here=3, of=7, peers=PEERS[:4]),
+            "more than half of the voters (3 of 7 are here; without peer-0, peer-1, peer-2 and 1 "
+            "more)",
+        ),
+        (
             Wait(Lack.VOTERS, here=3, of=8, peers=PEERS),
             "more than half of the voters (3 of 8 are here; without peer-0, peer-1, peer-2 and 2 "
             "more)",

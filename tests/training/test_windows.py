@@ -137,6 +137,12 @@ def test_a_version_is_not_given_again_once_its_mean_was_put_in_place() -> None:
     assert (again.number, set(again.means)) == (0, {0, 1, 2}), "the cell went back to it"
 
 
+def test_a_group_that_is_told_twice_gives_once() -> None:
+    w = given()
+    w.grouped(replace(GROUP, until=200.0))
+    assert w.next(roster(NEXT), NEXT, 50.0) == Window()
+
+
 def test_a_later_group_has_all_its_tries() -> None:
     w = given()
     held = roster(NEXT, **HELD)
