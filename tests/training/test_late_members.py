@@ -545,3 +545,23 @@ def test_of_two_replicas_the_one_stays_that_did_more_epochs(older: str) -> None:
         assert (again.to, again.round.sources) == ((other,), ())
         done += leader.handle(ev.Committed(other, plan.hash, 1, "digest 1 good", 1.0), 3.5)
     assert "epoch-committed" in kinds(done)
+
+
+# ------------------------------------------------------------ the pace of the others
+
+
+def test_a_member_has_a_quarter_more_time_than_the_others_took() -> None:
+    leader, plan, began = practised()
+    done = reported(leader, plan, began)
+    others = tuple(m.peer for m in plan.members if m.peer != T1)
+    now = began
+    while now < began + 12.25:
+        now += STEP_S
+        here(leader, now, *EVERYBODY)
+        if now == began + 10.0:
+            done += committed(leader, plan, now, *others)
+        done += leader.handle(ev.ClockTick(), now)
+    assert "peer-on-probation" not in kinds(done)
+    here(leader, now, *EVERYBODY)
+    done = leader.handle(ev.ClockTick(), began + 12.5)
+    assert kinds(done)[:2] == ["peer-on-probation", "peer-lost"]

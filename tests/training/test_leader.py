@@ -15,6 +15,7 @@ from node.core.journey import Plan, Version, lineage_after
 from node.core.samples import SampleClass
 from node.epoch import events as ev
 from node.epoch.facts import RunFacts
+from node.epoch.leader.balance import COMING_S
 from node.epoch.leader.leader import Leader, Phase
 from node.epoch.leader.starting_point import COURTESY_S, LOST_S
 from node.epoch.plan_context import PlanContext
@@ -238,6 +239,24 @@ def test_of_two_differing_replicas_one_listens_after_two_tries() -> None:
     assert leader.roster.agreed[1] == T1
 
 
+def test_a_difference_in_a_later_epoch_is_first_taken_for_an_accident() -> None:
+    leader, plan = begun([heard(E), heard(S1), heard(T1), heard(S2)])
+    differs(leader, plan, 3.0)
+    for now in (7.0, 8.0):
+        plan = next_plan(commits(leader, leader.plan or plan, now))
+    for now, blamed in ((9.0, False), (10.0, True)):
+        reported(leader, plan, now)
+        words = (ev.Committed(m.peer, plan.hash, 0, f"of {m.peer}", 1.0) for m in plan.members)
+        done = tell(leader, words, now)
+        assert "epoch-abandoned" in kinds(done)
+        assert ("peer-on-probation" in kinds(done)) is blamed
+        at = plan.base
+        notes = (heard(m.peer, at, plan.tokens) for m in plan.members)
+        here = [dataclasses.replace(n, digest=plan.digests[n.stage]) for n in notes]
+        plan = next_plan(tell(leader, here, now) + leader.handle(ev.ClockTick(), now + 0.5))
+        assert plan.base == at
+
+
 @pytest.mark.parametrize("liar", [S1, T1])
 def test_replicas_that_differ_cost_a_bounded_number_of_epochs(liar: PeerId) -> None:
     """One of two lies in every epoch: in the end one of the two listens nearly all the time."""
@@ -445,6 +464,14 @@ def test_a_young_swarm_asks_another_peer_when_one_refuses() -> None:
     assert kinds(done) == ["move-asked"]
     tell(leader, [dataclasses.replace(heard(second), stage=2, digest=heard(S2).digest)], 12.0)
     assert the_plan(leader.handle(ev.ClockTick(), 14.0)) is not None, "and so it begins"
+
+
+def test_a_peer_on_its_way_to_the_lacking_stage_is_waited_for() -> None:
+    leader = led(facts(lacks_s=10.0, late_s=1e9), [heard(E), heard(S1), heard(T1)])
+    comes = ev.ClockTick(coming={S2: 2})
+    for now in (0.0, 10.0, COMING_S - 1.0):
+        assert moved(leader.handle(comes, now)) == []
+    assert [stage for _, stage in moved(leader.handle(comes, COMING_S))] == [2]
 
 
 def test_a_stage_below_min_replicas_gets_a_peer() -> None:

@@ -228,7 +228,9 @@ def test_a_leader_that_does_not_finish_its_own_round_starts_again() -> None:
     leader, plan = begun(late_s=1e9)
     reported(leader, plan, 3.0)
     committed(leader, plan, 3.0, S1, S2)
-    done = leader.handle(ev.ClockTick(), 100.0)
+    until = 3.0 + 1.5 * leader.facts.waits.round_s
+    assert leader.handle(ev.ClockTick(), until - 0.1) == []
+    done = leader.handle(ev.ClockTick(), until)
     (said,) = (a for a in done if isinstance(a, ev.RecordFact))
     assert said.text == "epoch 0 starts again: this peer did not finish its own round"
 
@@ -251,12 +253,20 @@ def test_a_probe_without_any_result_is_a_death_in_the_end() -> None:
     assert losses(done)[S1] == f"peer {S1[-6:]} was last heard {10.5 + UNANSWERED_S:.1f} s ago"
 
 
-@pytest.mark.parametrize("answer", [heard(S1), ev.ProbeAnswered(S1), ev.Unreachable(S1, 2.0)])
+@pytest.mark.parametrize("answer", [heard(S1), ev.ProbeAnswered(S1), ev.Unreachable(S1, -1.0)])
 def test_a_peer_that_was_heard_after_a_probe_is_probed_anew(answer: Any) -> None:
     leader, _ = begun(late_s=4.0)
     leader.handle(ev.ClockTick(), 10.0)
     leader.handle(answer, 11.0)
     assert S1 not in losses(leader.handle(ev.ClockTick(), 11.0 + UNANSWERED_S))
+
+
+def test_an_answer_to_a_probe_is_a_sign_of_life() -> None:
+    leader, _ = begun(late_s=4.0)
+    leader.handle(ev.ClockTick(), 9.0)
+    assert leader.silent_s(S2, 9.5) == 9.5
+    leader.handle(ev.ProbeAnswered(S2), 9.5)
+    assert leader.silent_s(S2, 10.0) == 0.0
 
 
 def test_an_answer_of_a_stranger_is_no_sign_of_life() -> None:

@@ -14,6 +14,7 @@ from node.core.journey import NO_WINDOW, Electorate, Partner, Plan, Version, Win
 from node.epoch import events as ev
 from node.epoch.leader.leader import Leader, Phase
 from node.epoch.leader.planning import DEPART_S
+from node.epoch.leader.roster import FORGIVE_AFTER
 from node.epoch.leader.starting_point import ALONE_S
 from node.epoch.pace import RECALL_FROM
 from node.epoch.plan_context import PlanContext, makes
@@ -332,3 +333,34 @@ def test_a_young_electorate_has_all_current_members() -> None:
     _, plan = begun(map(heard, (E, S1, S2)))
     assert plan.electorate == Electorate((E, S1, S2))
     assert plan.base == Version(0)
+
+
+def test_the_votes_of_peers_that_have_left_are_not_waited_for() -> None:
+    leader, plan = begun(map(heard, (E, S1, S2, T1, T2)), late_s=1e9)
+    newcomers = [PeerId("stage1c"), PeerId("stage2c")]
+    tell(leader, map(heard, newcomers), 2.5)
+    for peer in (S1, S2):
+        leader.handle(ev.Unreachable(peer), 3.0)
+    leader.handle(ev.Declined(plan.hash, "no reason"), 3.0)
+    done = tell(leader, [heard(p, leaving=True) for p in (T1, T2)], 3.5)
+    plan = next_plan(done)
+    leader.handle(ev.Declined(plan.hash, "no reason"), 4.0)
+    tell(leader, [heard(p, leaving=True) for p in (T1, T2)], 4.0)
+    assert waits(leader, 4.0).startswith("more than half of the voters (1 of 3")
+    for peer in (T1, T2):
+        leader.handle(ev.Unreachable(peer), 4.5)
+    assert waits(leader, 5.0).startswith("more than half of the voters (1 of 3")
+
+
+def test_a_replica_that_gets_no_work_for_long_is_of_unknown_speed() -> None:
+    leader, plan = begun(map(heard, (E, S1, T1, S2)), target_batch=4)
+    speeds = []
+    for now in range(3, 3 + FORGIVE_AFTER + 3):
+        reported(leader, plan, float(now))
+        words = (
+            ev.Committed(m.peer, plan.hash, 0, f"d{m.stage}", 1e-3 if m.peer == T1 else 8.0)
+            for m in plan.members
+        )
+        plan = next_plan(tell(leader, words, float(now)))
+        speeds.append(next(m.speed for m in plan.members if m.peer == T1))
+    assert [bool(s) for s in speeds].index(False) in (FORGIVE_AFTER - 1, FORGIVE_AFTER)

@@ -116,6 +116,7 @@ def test_each_repair_gives_more_time_and_is_recorded() -> None:
     assert again.round.deadline_s == AGAIN * first
     (said,) = (a for a in done if isinstance(a, ev.RecordFact))
     assert said.facts == {"stage": 1, "attempt": 1, "dead": 0}
+    assert leader.repaired == 1
     late = 3.0 + 1.5 * AGAIN * first
     leader.handle(ev.ClockTick(), late - 0.1)
     assert leader.phase is Phase.ROUND

@@ -422,6 +422,7 @@ def test_an_epoch_without_enough_votes_is_reported_as_uncertain() -> None:
     facts = {"epoch": 1, "voters": 4, "voted": 4, "hash": plan.hash[:12]}
     assert said.facts == facts
     assert said.level == "warning"
+    assert leader.idle
     assert not [a for a in done if isinstance(a, RecordFact) and a.kind == "epoch-committed"]
 
 
