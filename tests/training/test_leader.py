@@ -430,6 +430,7 @@ def test_a_resigning_leader_finishes_its_epoch_and_stops() -> None:
     assert not leader.idle
     assert the_plan(commits(leader, plan, 3.0)) is None
     assert leader.idle
+    assert leader.plan is None
     assert the_plan(leader.handle(ev.ClockTick(), 9.0)) is None
 
 
@@ -472,6 +473,15 @@ def test_a_peer_on_its_way_to_the_lacking_stage_is_waited_for() -> None:
     for now in (0.0, 10.0, COMING_S - 1.0):
         assert moved(leader.handle(comes, now)) == []
     assert [stage for _, stage in moved(leader.handle(comes, COMING_S))] == [2]
+
+
+def test_a_swarm_that_is_complete_again_settles_again() -> None:
+    leader = led(facts(late_s=1e9), [heard(E), heard(S1), heard(S2)])
+    leader.handle(ev.Unreachable(S2), 0.5)
+    assert waits(leader, 20.0) == "a peer for stage 2"
+    assert the_plan(leader.handle(heard(S2), 30.0)) is None
+    assert waits(leader, 30.9) == "more peers"
+    assert the_plan(leader.handle(ev.ClockTick(), 31.0)) is not None
 
 
 def test_a_stage_below_min_replicas_gets_a_peer() -> None:

@@ -62,6 +62,18 @@ def test_an_accused_peer_is_probed_if_both_are_here_and_it_is_not_the_leader() -
     assert leader.handle(ev.Accused(S1, STRANGER), 3.0) == []
 
 
+def test_the_only_two_peers_may_accuse_each_other() -> None:
+    leader = led(facts(), [heard(S1), heard(S2)])
+    assert leader.handle(ev.Accused(S1, S2), 1.0) == [ev.ProbePeer(S1)]
+
+
+def test_a_follower_of_another_leader_is_kept_as_long_as_it_reports() -> None:
+    leader, _ = begun(late_s=4.0)
+    leader.handle(heard(S2), 10.0)
+    assert leader.handle(ev.ProbeAnswered(S2, ours=False), 14.0) == []
+    assert losses(leader.handle(ev.ProbeAnswered(S2, ours=False), 14.5)).keys() == {S2}
+
+
 def test_a_peer_that_changes_its_stage_is_lost_to_the_former_one() -> None:
     leader, _ = begun(map(heard, (E, S1, T1, S2)))
     done = leader.handle(dataclasses.replace(heard(T1), stage=2), 3.0)

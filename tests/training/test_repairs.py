@@ -12,6 +12,7 @@ from node.epoch import events as ev
 from node.epoch.leader.deadlines import AGAIN
 from node.epoch.leader.leader import Leader, Phase
 from node.epoch.pace import ALL_OWN
+from node.epoch.plan_context import makes
 from tests.training.test_leader import (
     S1,
     S2,
@@ -25,6 +26,7 @@ from tests.training.test_leader import (
     next_plan,
     reported,
     tell,
+    waits,
 )
 
 THIRD = PeerId("stage1c")
@@ -263,8 +265,7 @@ def test_a_commit_is_the_newest_that_the_leader_knows_of_a_member(speed: float) 
     assert members == {E: (1.0, True), S2: (1.0, True), S1: (speed or 1.0, True)}
 
 
-def test_after_a_repair_the_next_plan_waits_for_members_to_be_heard() -> None:
-    """The dead of the first attempt may live behind a partition, and finish the round there."""
+def test_the_next_plan_finds_repaired_parts_at_their_new_owner() -> None:
     leader, plan = opened(S1, T1)
     leader.handle(ev.Unreachable(S1), 5.0)
     (again,) = rounds(lacks(leader, plan, [T1], now=5.0))
@@ -275,6 +276,31 @@ def test_after_a_repair_the_next_plan_waits_for_members_to_be_heard() -> None:
     following = next_plan(done)
     assert following.owners == plan.owners | {"s1a": T1}
     assert following.moved == {}, "T1 has stepped it"
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_after_a_repeated_average_voters_are_heard_again_before_the_next_plan(
+    copies: bool,
+) -> None:
+    """The dead of the first attempt may live behind a partition, and finish the round there. A
+    copy makes nothing that they could."""
+    others = [PeerId(f"stage2{c}") for c in "bcd"]
+    leader, plan = begun(map(heard, (E, S1, T1, S2, *others)), late_s=1e9)
+    reported(leader, plan, 3.0)
+    committed(leader, plan, 3.0, E, S2, *others)
+    if copies:
+        committed(leader, plan, 4.0, S1)
+        lacks(leader, plan, [T1], now=4.0)
+    else:
+        lacks(leader, plan, [S1, T1], now=4.0)
+    done = committed(leader, plan, 4.5, S1, T1, attempt=1)
+    assert "epoch-committed" in kinds(done)
+    if copies:
+        assert next_plan(done).epoch == 1
+        return
+    assert waits(leader, 5.0).startswith("more than half of the voters (3 of 7")
+    note = replace(heard(S2, makes(plan, ()), 128), digest="digest 2 next")
+    assert next_plan([*leader.handle(note, 5.5), *leader.handle(ev.ClockTick(), 5.5)]).epoch == 1
 
 
 def test_owners_stay_from_plan_to_plan() -> None:

@@ -1,16 +1,20 @@
 """The leader's estimates of speeds, and the versions that it finds."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from node.core.ids import PeerId
-from node.core.journey import Version
+from node.core.journey import Plan, PlanMember, Version
 from node.epoch import events as ev
+from node.epoch.leader.leader import Leader
 from node.epoch.leader.roster import CEILING, FORGIVE_AFTER, Roster, majority
 from node.epoch.pace import ALL_OWN
 from node.scheduler.costs import NOTHING, LinkCost, Measured
+from tests.training.run_facts import facts
+from tests.training.test_leader import heir, next_plan, tell
 
 A, B, C, D = (PeerId(p) for p in "ABCD")
 
@@ -199,6 +203,23 @@ def test_owners_of_the_last_plan_stay_so_with_a_new_leader() -> None:
     r = proving(*notes, owning={1: set(CROWD)})
     assert r.may_own(1) == set(CROWD)
     assert r.replicas()[1] == CROWD
+
+
+def test_a_leader_finds_the_owners_in_the_plan_before() -> None:
+    notes = with_newcomer(*CROWD[:ALL_OWN])
+    owners = {f"w{n}": PeerId(p) for n, p in enumerate(CROWD)}
+    members = (PlanMember(LEADER, 0), *(PlanMember(PeerId(p), 1) for p in CROWD))
+    history = Plan(0, 1, LEADER, members, (), owners)
+    known = facts(stages=1, prove=True)
+    ways = Measured(ways=tuple((n.peer, LinkCost(0.01)) for n in notes))
+    own = replace(ready(LEADER, []), stage=0, costs=ways)
+    joined = []
+    for leader in (Leader(LEADER, known), heir(LEADER, known, history)):
+        # It looks at its peers first when it has heard all of them.
+        tell(leader, [ev.Resigning(True), own, *notes, ev.Resigning(False)], 0.0)
+        plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
+        joined.append(plan.member(PeerId("new")) is not None)
+    assert joined == [True, False], "it reaches only some of the owners"
 
 
 def test_a_peer_that_takes_no_part_takes_no_parts_from_others() -> None:
