@@ -135,6 +135,18 @@ def test_a_cell_above_its_size_divides_and_both_halves_go_on_from_its_version() 
     assert (founds.change, founds.paths) == ("", ())
 
 
+def test_the_first_plan_of_a_new_cell_takes_the_state_from_the_owners_of_the_old_one() -> None:
+    founds, _ = sent(acts(whole(), [here(p) for p in PEERS]))
+    known = facts(read=lambda change: RULES, prove=True)
+    leader = heir(LEAVE[0], known, founds, rules=RULES, cell=founds.cell_id)
+    (plan,) = sent(acts(leader, [here(p) for p in LEAVE]))
+    assert (plan.base, plan.cell_id, plan.parent) == (AT, founds.cell_id, "")
+    assert plan.owners == {f"s{stage}": peer for stage, peer in enumerate(LEAVE)}
+    assert plan.moved == founds.owners
+    assert plan.electorate == Electorate(tuple(LEAVE))
+    assert plan.tokens == founds.tokens
+
+
 def test_messages_from_before_the_division_bring_nobody_back() -> None:
     leader = whole()
     done = acts(leader, [here(p) for p in PEERS])

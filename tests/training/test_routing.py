@@ -5,13 +5,16 @@ from typing import Any
 
 import pytest
 
+from node.core.errors import OutOfResources
 from node.core.ids import PeerId
 from node.core.journey import Plan
 from node.epoch import events as ev
 from node.epoch.leader.leader import Leader
+from node.epoch.pace import ALL_OWN
 from node.scheduler.costs import LinkCost, Measured
 from node.scheduler.router import Router
 from node.scheduler.settings import SchedulerSettings
+from tests.training.run_facts import assign, facts
 from tests.training.test_leader import (
     S1,
     S2,
@@ -26,6 +29,7 @@ from tests.training.test_leader import (
     next_plan,
     reported,
     tell,
+    with_ways,
 )
 
 PLANNED = SchedulerSettings()
@@ -163,3 +167,39 @@ def test_stages_that_a_run_skips_are_visited_in_turns() -> None:
     taken = next_plan(tell(heir(E, leader.facts, plan), notes, 10.0))
     skipped = {1, 2, 3} - {h.stage for path in plan.paths for h in path.hops}
     assert skipped <= {h.stage for path in taken.paths for h in path.hops}
+
+
+def test_an_ends_peer_without_a_path_starts_nothing() -> None:
+    second = PeerId("ends2")
+    everybody = {E, second, S1, S2}
+    apart = {second: {second, S1}, S1: {second, S1}}
+    notes = [with_ways(heard(p), *(everybody - apart.get(p, {p}))) for p in sorted(everybody)]
+    _, plan = begun(notes, prove=True, target_batch=16)
+    assert {m.peer for m in plan.members if m.current} == everybody
+    assert {path.origin for path in plan.paths} == {E}
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_only_peers_that_every_replica_reaches_own_parts_of_a_large_stage(full: bool) -> None:
+    """All do if the memory of these is too small: missing ways are found in the round."""
+    crowd = [PeerId(f"stage1{n:02}") for n in range(ALL_OWN + 4)]
+    others = set(crowd[:4])
+    owners = set(crowd[4:])
+    asked: list[set[PeerId]] = []
+
+    def place(stage: int, cell: Any, previous: Any, room: Any) -> dict[str, PeerId]:
+        if stage == 1:
+            asked.append({p for p, _ in cell})
+            if full and len(cell) < len(crowd):
+                raise OutOfResources("no room", "add a peer")
+        return assign(stage, cell, previous, room)
+
+    everybody = {E, S2, *crowd}
+    reached = {p: everybody - (others if p in others else {p}) for p in everybody}
+    notes = [with_ways(heard(p), *reached[p]) for p in sorted(everybody)]
+    leader = Leader(E, facts(prove=True, assign=place))
+    # It looks at its peers first when it has heard all of them.
+    tell(leader, [ev.Resigning(True), *notes, ev.Resigning(False)], 0.0)
+    plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
+    assert {m.peer for m in plan.stage(1)} == set(crowd)
+    assert asked == ([owners, set(crowd)] if full else [owners])
