@@ -135,6 +135,19 @@ def test_a_cell_above_its_size_divides_and_both_halves_go_on_from_its_version() 
     assert (founds.change, founds.paths) == ("", ())
 
 
+@pytest.mark.parametrize("half", [PEERS[::2], PEERS[1::2]])
+def test_a_half_without_the_memory_for_the_state_does_not_come_to_be(
+    half: Sequence[PeerId],
+) -> None:
+    def place(stage: int, cell: Any, previous: Any, room: Any) -> dict[str, PeerId]:
+        if not previous and [p for p, _ in cell] == [half[2]]:
+            raise OutOfResources("no room", "add a peer")
+        return assign(stage, cell, previous, room)
+
+    _, (plan,) = plans(assign=place)
+    assert [m.peer for m in plan.members] == PEERS
+
+
 def test_the_first_plan_of_a_new_cell_takes_the_state_from_the_owners_of_the_old_one() -> None:
     founds, _ = sent(acts(whole(), [here(p) for p in PEERS]))
     known = facts(read=lambda change: RULES, prove=True)

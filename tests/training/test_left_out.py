@@ -75,6 +75,8 @@ def test_paths_leave_out_a_stage_nobody_holds_every_epoch() -> None:
     assert {m.stage for m in plan.members} == {0, 1, 3}
     assert "s2" not in plan.owners
     assert plan.digests.keys() == {0, 1, 3}
+    (planned,) = [a for a in said if isinstance(a, ev.RecordFact) and a.kind == "epoch-planned"]
+    assert planned.facts["left_out"] == [2]
     (left,) = [a for a in said if isinstance(a, ev.RecordFact) and a.kind == "stage-left-out"]
     assert (left.level, left.facts["stage"]) == ("warning", 2)
     for now in (10.0, 11.0, 12.0):

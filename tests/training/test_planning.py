@@ -92,6 +92,7 @@ def landing() -> tuple[Leader, Plan]:
 def test_an_outer_round_has_no_micro_batches_and_begins_at_once() -> None:
     leader, plan = landing()
     assert (plan.outer, plan.paths, plan.last) == (7, (), False)
+    assert plan.forecast == (0.0, 0.0)
     assert plan.window == Window(0, (PARTNER,), means={s: f"mean {s}" for s in range(3)})
     assert plan.deadline_s == leader.facts.waits.round_s
     assert leader.phase is Phase.ROUND

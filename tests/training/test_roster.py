@@ -47,8 +47,20 @@ def says(peer: PeerId, speed: float, stage: int = 1, **seen: float) -> ev.Heartb
         ([says(A, 64.0), says(C, 1.0, 0, A=1.0)], 64.0),
         ([says(A, 64.0), says(B, 1.0)], 64.0),
         ([says(A, 64.0), says(B, 8.0), says(C, 1.0, 0, A=80.0, B=10.0)], 64.0),
+        ([says(A, 64.0), says(B, 4.0), says(C, 1.0, 0, B=10.0)], 64.0),
+        ([says(A, 64.0), says(B, 4.0), says(C, 1.0, 0, A=0.5, B=0.5)], 8.0),
+        ([says(A, 64.0), says(B, 4.0), says(C, 1.0, 0, A=8.0, B=8.0, D=8.0), says(D, 0.0)], 8.0),
     ],
-    ids=["bounded", "own-word-and-one-outvoted", "no-sibling", "not-measured", "seen-to-be-fast"],
+    ids=[
+        "bounded",
+        "own-word-and-one-outvoted",
+        "no-sibling",
+        "not-measured",
+        "seen-to-be-fast",
+        "only-the-sibling-is-measured",
+        "slow",
+        "sibling-of-unknown-speed",
+    ],
 )
 def test_a_claimed_speed_is_bounded_by_what_neighbours_see(
     notes: list[ev.Heartbeat], speed: float

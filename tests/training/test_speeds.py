@@ -43,9 +43,11 @@ def test_a_claim_beyond_its_bound_is_doubted_by_its_factor() -> None:
 
 
 def test_a_speed_is_the_same_until_it_has_changed_by_a_step() -> None:
+    assert roster(says(A, 1.3)).speed(A) == pytest.approx(2**0.5)
     r = roster(says(A, 4.0))
     assert r.speed(A) == 4.0
-    for claim, speed in ((5.5, 4.0), (5.7, 2**2.5), (4.1, 2**2.5), (3.9, 4.0), (0.0, 0.0)):
+    claims = ((5.5, 4.0), (5.7, 2**2.5), (4.1, 2**2.5), (3.9, 4.0), (0.0, 0.0), (5.2, 4.0))
+    for claim, speed in claims:
         r.hear(says(A, claim), 1.0)
         assert r.speed(A) == pytest.approx(speed)
 
