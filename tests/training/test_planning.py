@@ -229,6 +229,8 @@ def test_a_side_without_a_majority_says_once_that_it_goes_on_alone() -> None:
     assert kinds(done).count("orphaned") == 1
     again = commits(leader, next_plan(done), 80.0)
     assert "orphaned" not in kinds(again)
+    (said,) = (a for a in again if isinstance(a, ev.RecordFact) and a.kind == "epoch-committed")
+    assert said.facts["orphan"] is True
     assert leader.commit is None, "no majority has committed"
 
 

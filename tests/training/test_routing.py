@@ -87,6 +87,12 @@ def test_a_capped_line_makes_the_round_longer() -> None:
     assert plan.forecast[1] == pytest.approx(1000.0, rel=0.01)
 
 
+def test_the_more_replicas_the_more_of_a_stage_each_moves() -> None:
+    third = PeerId("stage1c")
+    _, plan = begun([heard(p, costs=costs(p)) for p in (*PEERS, third)], **WORK)
+    assert plan.forecast[1] == pytest.approx(2 * 2 / 3 * 100 * 0.5 + 4 * 0.5)
+
+
 def test_a_stage_of_one_peer_has_nothing_to_average() -> None:
     peers = (E, S1, S2)
     _, plan = begun([heard(p, costs=costs(p)) for p in peers], **WORK)
