@@ -307,3 +307,20 @@ def test_owners_stay_from_plan_to_plan() -> None:
     leader, plan = begun(map(heard, (E, S1, T1, S2)), assign=two_parts)
     following = next_plan(commits(leader, plan, 3.0))
     assert (following.owners, following.moved) == (plan.owners, {})
+
+
+def test_a_member_that_cannot_be_spared_copies_until_the_round_is_given_up() -> None:
+    """This is the leader itself."""
+    second = PeerId("ends2")
+    leader, plan = begun(map(heard, (E, second, S1, S2)), late_s=1e9, target_batch=4)
+    reported(leader, plan, 3.0)
+    committed(leader, plan, 3.0, second, S1, S2)
+    found: list[ev.SendRound] = []
+    done: list[Any] = []
+    for attempt in range(7):
+        assert "epoch-abandoned" not in kinds(done)
+        done = lacks(leader, plan, [E], attempt)
+        found += rounds(done)
+    assert "epoch-abandoned" in kinds(done)
+    assert {(note.to, note.round.sources) for note in found} == {((E,), (second,))}
+    assert [note.round.attempt for note in found] == list(range(1, 7))
