@@ -1,6 +1,6 @@
 """Changes of stage, and the patience between them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 
 import pytest
 
@@ -18,9 +18,9 @@ def hear(roster: Roster, peer: str, stage: int, speed: float = 1.0, at: Version 
     roster.hear(ev.Heartbeat(PeerId(peer), stage, at, "d", ev.Capacity(speed)), 0.0)
 
 
-def swarm(*stages: str) -> tuple[Roster, Balance]:
-    """A swarm of peers with one letter each, at stage 1, stage 2 and so on; the leader looks every
-    10 s, and a download takes 1 s."""
+def swarm(*stages: Iterable[str]) -> tuple[Roster, Balance]:
+    """A swarm of peers with these names, mostly one letter, at stage 1, stage 2 and so on; the
+    leader looks every 10 s, and a download takes 1 s."""
     roster = Roster(len(stages))
     balance = Balance(len(stages), 10.0, 1.0)
     for stage, peers in enumerate(stages, start=1):
@@ -48,8 +48,59 @@ def test_one_that_never_comes_back_is_forgotten() -> None:
     first = balance.look(roster, BASE, 10.0)
     for m in first:
         roster.gone(m.peer)
+    assert balance.look(roster, BASE, 105.0) == []
+    assert [(m.source, m.target) for m in balance.look(roster, BASE, 115.0)] == [(1, 2)], "4 and 1"
+
+
+def test_looks_have_their_interval_between_them() -> None:
+    roster = Roster(2)
+    balance = Balance(2, 10.0, 1.0)
+    for peer, stage in (*((p, 1) for p in "abcdef"), ("z", 2)):
+        hear(roster, peer, stage)
+    roster.versions.agree(BASE)
     assert balance.look(roster, BASE, 100.0) == []
-    assert [(m.source, m.target) for m in balance.look(roster, BASE, 110.0)] == [(1, 2)], "4 and 1"
+    assert balance.look(roster, BASE, 109.9) == []
+    assert len(balance.look(roster, BASE, 110.0)) == 2
+    assert balance.look(roster, BASE, 119.9) == []
+    assert len(balance.look(roster, BASE, 120.0)) > 0, "they have not moved, and others can"
+    assert balance.look(roster, None, 130.0) == [], "no version is agreed on"
+
+
+def test_one_in_eight_peers_moves_at_once_and_always_two() -> None:
+    for many, moves in ((9, 2), (31, 4)):
+        roster, balance = swarm([f"p{n:02}" for n in range(many)], "z")
+        assert len(balance.look(roster, BASE, 10.0)) == moves
+
+
+def test_a_peer_on_its_way_does_not_serve_its_new_stage_yet() -> None:
+    roster = Roster(2)
+    balance = Balance(2, 10.0, 1.0)
+    for peer, stage, speed in (("a", 1, 2.0), ("b", 1, 2.0), ("c", 1, 2.0), ("z", 2, 1.0)):
+        hear(roster, peer, stage, speed)
+    roster.versions.agree(BASE)
+    balance.look(roster, BASE, 0.0)
+    (move,) = balance.look(roster, BASE, 10.0)
+    for gone in (move.peer, "c"):
+        roster.gone(PeerId(gone))
+    (left,) = {"a", "b"} - {move.peer}
+    hear(roster, left, 1, 0.5)
+    assert balance.look(roster, BASE, 20.0) == [], "z alone serves stage 2"
+
+
+def test_an_unmeasured_newcomer_does_not_move() -> None:
+    roster, balance = swarm("bcdef", "z")
+    hear(roster, "a", 1, speed=0.0)
+    assert "a" not in [m.peer for m in balance.look(roster, BASE, 10.0)]
+
+
+def test_a_peer_that_refused_counts_nowhere_once_it_is_gone() -> None:
+    roster, balance = swarm("abc", "z")
+    (asked,) = balance.look(roster, BASE, 10.0)
+    balance.refused(asked.peer, 11.0)
+    roster.gone(asked.peer)
+    assert balance.look(roster, BASE, 20.0) == [], "2 and 1"
+    hear(roster, "x", 1)
+    assert len(balance.look(roster, BASE, 30.0)) == 1, "3 and 1"
 
 
 def test_a_newcomer_counts_but_neither_moves_nor_delays_others() -> None:
@@ -108,9 +159,11 @@ class Waiting:
     """A swarm that waits: peers with one letter each at stage 1, stage 2 and so on, and a
     leader."""
 
-    def __init__(self, *stages: str, at: Version = YOUNG, ends: str = "") -> None:
+    def __init__(
+        self, *stages: str, at: Version = YOUNG, ends: str = "", every_s: float = 0.0
+    ) -> None:
         self.roster = Roster(len(stages))
-        self.balance = Balance(len(stages), 0.0, 1.0)
+        self.balance = Balance(len(stages), every_s, 1.0)
         hear(self.roster, LEADER, ENDS, 0.0, at)
         for stage, peers in enumerate((ends, *stages)):
             for peer in peers:
@@ -166,15 +219,20 @@ def test_a_stage_takes_no_peer_from_one_that_has_just_one_more() -> None:
     assert [w.asks(float(t), 2) for t in range(12)].count(None) == 11
 
 
-def test_a_peer_that_refuses_is_not_asked_again_at_once_and_the_next_is() -> None:
-    w = Waiting("abc", "")
+@pytest.mark.parametrize(("every_s", "rest_s"), [(0.0, REST_S), (20.0, 200.0)])
+def test_a_peer_that_refuses_is_not_asked_again_at_once_and_the_next_is(
+    every_s: float, rest_s: float
+) -> None:
+    w = Waiting("abc", "", every_s=every_s)
     w.asks(0.0, 2)
     refused = []
     for i in range(3):
         refused.append(w.asks(PATIENCE_S + 0.25 * i, 2)[0])
         w.balance.refused(PeerId(refused[-1]), PATIENCE_S + 0.25 * i)
     assert sorted(refused) == ["a", "b", "c"]
-    assert next(t for t in range(11, 300) if w.asks(float(t), 2)) >= PATIENCE_S + REST_S
+    # When the first could be asked again, patience begins anew.
+    again = next(t for t in range(11, 300) if w.asks(float(t), 2))
+    assert again == PATIENCE_S + rest_s + PATIENCE_S
 
 
 @pytest.mark.parametrize(
@@ -208,6 +266,23 @@ def test_a_peer_with_unproven_ways_is_waited_for() -> None:
         2: 0,
     }
     assert w.first(2) == COMING_S
+
+
+def test_a_stage_that_was_helped_in_between_is_waited_for_anew() -> None:
+    w = Waiting("abc", "")
+    assert w.asks(0.0, 2) is None
+    assert w.asks(5.0) is None, "no stage lacks peers"
+    assert w.asks(PATIENCE_S, 2) is None
+    assert w.asks(2 * PATIENCE_S, 2) is not None
+
+
+def test_the_slowest_peer_of_a_stage_is_asked_first() -> None:
+    w = Waiting("", "", at=BASE)
+    for peer, speed in (("a", 4.0), ("b", 1.0), ("c", 2.0)):
+        hear(w.roster, peer, 1, speed)
+    w.roster.versions.agree(BASE)
+    w.asks(0.0, 2)
+    assert w.asks(PATIENCE_S, 2) == ("b", 2), "its stage loses least"
 
 
 def test_ends_peers_other_than_the_leader_fill_empty_stages() -> None:

@@ -90,3 +90,37 @@ def test_new_keys_do_not_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     for i in range(100):
         conduct.cost(PeerId(f"p{i}"), 4.0, 0.0)
     assert len(conduct.on_probation(1.0)) == 8
+
+
+def test_patience_doubles_up_to_a_bound() -> None:
+    conduct = Conduct()
+    for _ in range(50):
+        conduct.cost(A, 4.0, 0.0)
+    assert conduct.patience([A, B]) == 2.0**rules.MOST_DOUBLINGS
+
+
+def test_a_report_on_a_plan_is_counted_once() -> None:
+    conduct = Conduct()
+    conduct.cost(A, 4.0, 0.0, missed="one")
+    assert conduct.reported(A, "one", 1.0)
+    assert not conduct.reported(A, "one", 1000.0)
+
+
+def test_records_of_an_earlier_leader_are_copied() -> None:
+    before = Conduct()
+    before.good(A)
+    before.cost(B, 4.0, 0.0)
+    conduct = Conduct(before.records)
+    assert conduct.records == before.records
+    assert (conduct.epochs(A), conduct.on_probation(1.0)) == (1, {B})
+    conduct.good(A)
+    conduct.good(B)
+    assert (before.epochs(A), before.patience([B])) == (1, 2.0)
+
+
+def test_a_shorter_probation_does_not_end_a_longer_one() -> None:
+    conduct = Conduct()
+    conduct.cost(A, 100.0, 0.0)
+    conduct.good(A)
+    conduct.cost(A, 0.0, 1.0)
+    assert conduct.probation_s(A, 0.0) == 100.0 * rules.MULTIPLE

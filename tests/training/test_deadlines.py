@@ -1,15 +1,19 @@
 """Deadlines of an epoch from the measurements of its members; slow is not dead."""
 
+import dataclasses
 from typing import Any
 
 import pytest
 
 from node.core.ids import PeerId
-from node.core.journey import Plan
+from node.core.journey import Hop, Plan
+from node.core.patience import SPARE
 from node.epoch import events as ev
 from node.epoch.leader.deadlines import (
     AGAIN,
+    AGAIN_MOST,
     FIRST,
+    LEAST_RUN_S,
     LEAST_S,
     MARGIN,
     MEASURED,
@@ -148,6 +152,136 @@ def test_nobody_makes_the_others_wait_by_calling_its_ways_slow() -> None:
     assert Deadlines(facts(**WORK)).run(leader.roster, plan.paths) <= BEYOND * paths
 
 
+def test_rounds_with_other_cells_are_measured_apart() -> None:
+    leader, plan = begun(round_s=30.0)
+    deadlines = Deadlines(facts(round_s=30.0))
+    outer = dataclasses.replace(plan, paths=(), outer=7)
+    for _ in range(MEASURED):
+        assert deadlines.usual_round(leader.roster, outer) == 30.0
+        deadlines.took(outer, 2.0)
+    # The mean is 2 s, and the mean deviation 1 s at first and 0.75 s then.
+    assert deadlines.usual_round(leader.roster, outer) == pytest.approx(SPARE * (2.0 + 4 * 0.75))
+    assert deadlines.usual_round(leader.roster, plan) == 30.0
+    for _ in range(10):
+        deadlines.took(outer, 100.0)
+    assert deadlines.round(leader.roster, plan) == 30.0
+    assert deadlines.round(leader.roster, outer) > 200.0
+
+
+def test_a_usual_round_takes_longer_with_patience_and_in_another_attempt() -> None:
+    leader, plan = begun(round_s=30.0)
+    deadlines = Deadlines(facts(round_s=30.0))
+    for _ in range(MEASURED):
+        deadlines.took(plan, 0.1)
+
+    def usual(**about: Any) -> float:
+        return deadlines.usual_round(leader.roster, plan, **about)
+
+    assert usual() == LEAST_S
+    assert usual(patience=3.0) == 3.0 * LEAST_S
+    assert usual(attempt=1) == AGAIN * LEAST_S
+    assert usual(attempt=9) == AGAIN_MOST * LEAST_S
+    assert usual(patience=100.0) == 30.0, "the deadline of the round"
+
+
+def test_a_run_takes_unusually_long_after_a_multiple_of_its_measured_time() -> None:
+    _, plan = begun(epoch_s=100.0)
+    deadlines = Deadlines(facts(epoch_s=100.0))
+    for _ in range(MEASURED):
+        assert deadlines.usual_run(plan) == plan.deadline_s == 100.0
+        deadlines.ran(0.5)
+    assert deadlines.usual_run(plan) == LEAST_RUN_S
+    assert deadlines.usual_run(plan, 3.0) == 3.0 * LEAST_RUN_S
+    assert deadlines.usual_run(plan, 1000.0) == 100.0
+    forecast = dataclasses.replace(plan, forecast=(4.0, 0.0))
+    assert deadlines.usual_run(forecast) == MARGIN * 4.0
+    for _ in range(50):
+        deadlines.ran(8.0)
+    assert deadlines.usual_run(plan) == pytest.approx(SPARE * 8.0, rel=0.1)
+
+
+def test_a_forecast_and_slow_connections_make_the_run_longer() -> None:
+    leader, plan = told(BUSY)
+    deadlines = Deadlines(facts(**WORK))
+    assert deadlines.run(leader.roster, plan.paths, 500.0) == MARGIN * 500.0
+    assert deadlines.run(leader.roster, plan.paths, 1.0) == pytest.approx(MARGIN * 75.0)
+    ways = dataclasses.replace(BUSY, ways=((PeerId("far"), LinkCost(2.0)), (T1, LinkCost(1.0))))
+    leader, plan = told(ways)
+    # There and back over the slowest connection of each of the three peers.
+    assert deadlines.run(leader.roster, plan.paths) == pytest.approx(MARGIN * (75.0 + 3 * 4.0))
+
+
+def test_an_unmeasured_peer_is_taken_to_be_as_fast_as_the_others() -> None:
+    leader, plan = begun([heard(E, costs=TERA), heard(S1), heard(S2)], **WORK)
+    assert plan.deadline_s == pytest.approx(FIRST * 90.0)
+    assert close(leader, plan, 3.0)[0].deadline_s == pytest.approx(MARGIN * 60.0, rel=0.1)
+
+
+def test_one_slow_claim_counts_for_a_multiple_of_the_usual_one() -> None:
+    far = Measured(5.0, 10.0, tera_s=1.0, ways=((S2, LinkCost(1.0)),))
+    notes = [heard(p, costs=far) for p in (E, S2, T1)]
+    claim = Measured(1e4, 1e4, tera_s=1e4, ways=((S2, LinkCost(1e4)),))
+    work = WORK | {"parameters": (0,) * 3}
+    leader, plan = begun([*notes, heard(S1, costs=claim)], **work)
+    deadlines = Deadlines(facts(**work))
+    assert plan.owners["s1"] == S1
+    assert deadlines.round(leader.roster, plan) == pytest.approx(MARGIN * 6.0 * BEYOND)
+    path = dataclasses.replace(plan.paths[0], hops=(Hop(1, S1), Hop(2, S2)))
+    # S1 alone is slow, and the two others take 15 s and 2 s of connections each.
+    slow = BEYOND * 5.0 + BEYOND * 10.0
+    through = slow + 2 * BEYOND + 2 * 17.0
+    assert deadlines.run(leader.roster, (path,)) == pytest.approx(MARGIN * (slow + through))
+
+
+def test_nothing_to_do_takes_no_time() -> None:
+    leader, _ = begun()
+    assert Deadlines(facts(epoch_s=0.5)).run(leader.roster, ()) == 0.5
+
+
+def test_quick_measured_work_has_the_margin_of_measured_work() -> None:
+    quick = Measured(0.2, 0.3, tera_s=10.0)
+    leader, plan = told(quick)
+    deadlines = Deadlines(facts(**WORK, epoch_s=0.1))
+    assert deadlines.run(leader.roster, plan.paths) == pytest.approx(MARGIN * (2 * 0.5 + 3 * 0.5))
+
+
+def test_each_replica_moves_the_parameters_that_it_does_not_own() -> None:
+    third = PeerId("stage1c")
+    ways = Measured(ways=((S2, LinkCost(tensor_s=0.5)),))
+    leader, plan = begun([heard(p, costs=ways) for p in (E, S1, S2, T1, third)], **WORK)
+    # Two thirds of 100 tensors each way, and 1 MB is copied at 100 MB/s.
+    moved = 2 * 2 / 3 * 100 * 0.5
+    assert close(leader, plan, 3.0)[0].deadline_s == pytest.approx(MARGIN * (moved + 0.01))
+
+
+def test_the_loss_counts_at_the_ends_and_half_a_measurement_is_none() -> None:
+    loss = dataclasses.replace(BUSY, loss_s=3.0)
+    leader, plan = told(loss)
+    # Two micro-batches at the only ends peer, and one more on its way.
+    assert plan.deadline_s == pytest.approx(MARGIN * (2 * 18.0 + 18.0 + 15.0 + 15.0))
+    deadlines = Deadlines(facts(**WORK))
+    half = dataclasses.replace(TERA, forward_s=5.0)
+    leader, plan = told(half)
+    assert deadlines.run(leader.roster, plan.paths) == pytest.approx(FIRST * 90.0)
+
+
+def test_a_round_copies_every_parameter_and_steps_each_part_once() -> None:
+    work = WORK | {"parameters": (10**9,) * 3, "tensor": 10**7, "steps": ({}, {}, {})}
+    leader, plan = begun(map(heard, (E, S1, S2)), **work)
+    assert close(leader, plan, 3.0)[0].deadline_s == pytest.approx(MARGIN * 10.0)
+    shared = WORK | {
+        "parameters": (0,) * 3,
+        "steps": ({}, {"a": 1e12, "b": 2e12, "c": 4e12, "nobody's": 1e15}, {}),
+    }
+    owners = {"a": S1, "b": S1, "c": T1}
+    leader, plan = begun([heard(p, costs=TERA) for p in (E, S1, T1, S2)], **shared)
+    plan = dataclasses.replace(plan, owners=owners)
+    deadlines = Deadlines(facts(**shared))
+    assert deadlines.round(leader.roster, plan) == pytest.approx(MARGIN * 40.0)
+    outer = dataclasses.replace(plan, paths=(), outer=7)
+    assert deadlines.round(leader.roster, outer) == leader.facts.waits.round_s
+
+
 # ----------------------------------------------------------- slow is not dead
 
 
@@ -184,7 +318,7 @@ def test_a_failed_probe_is_a_death_unless_the_peer_was_heard() -> None:
     leader.handle(ev.ClockTick(), 4.1)
     tell(leader, [heard(S2)], 5.0)
     assert not lost(leader.handle(ev.Unreachable(S2, since=4.5), 6.0))
-    assert len(lost(leader.handle(ev.Unreachable(S1, since=4.5), 6.0))) == 1
+    assert len(lost(leader.handle(ev.Unreachable(S1, since=0.0), 6.0))) == 1, "not heard since"
     assert len(lost(leader.handle(ev.Unreachable(S2), 6.0))) == 1, (
         "who did not get its plan is useless, heard or not"
     )
@@ -210,5 +344,6 @@ def test_a_peer_that_was_heard_rarely_is_asked_later() -> None:
 def test_a_peer_that_follows_another_leader_is_let_go() -> None:
     leader = silent()
     leader.handle(ev.ClockTick(), 2.5)
-    assert not lost(leader.handle(ev.ProbeAnswered(S2, ours=False), 3.0)), "a moment's doubt"
+    for now in (3.0, 4.0):
+        assert not lost(leader.handle(ev.ProbeAnswered(S2, ours=False), now)), "a moment's doubt"
     assert len(lost(leader.handle(ev.ProbeAnswered(S2, ours=False), 4.5))) == 1

@@ -54,6 +54,18 @@ def test_the_plan_behind_a_checkpoint_is_remembered() -> None:
     assert member.remembers(replace(kept, lineage="0" * 32)) == (None, ())
 
 
+def test_the_newest_of_several_plans_explains_a_version() -> None:
+    member, plans = trained(1)
+    kept = []
+    for term in range(2, 6):
+        kept.append(member.at)
+        member.handle(ev.CheckpointsKept(tuple(kept[:3])), 0.0)
+        plans.append(plan_for(member.at, term))
+        commit(member, plans[-1])
+    for version, newest in zip(kept[:3], plans[1:], strict=False):
+        assert member.remembers(version) == (newest, DROPPED), "the plan before made it"
+
+
 def test_an_undone_version_is_explained_by_a_passing_plan() -> None:
     """Epoch 2 is under way, the network parts, and a leader on the other side begins again from the
     checkpoint before it."""

@@ -20,6 +20,7 @@ from tests.training.test_leader import (
     E,
     begun,
     commits,
+    committed,
     heard,
     kinds,
     next_plan,
@@ -65,8 +66,8 @@ def without(leader: Leader, plan: Plan, now: float, *silent: PeerId) -> tuple[li
     done = reported(leader, plan, now)
     for m in plan.members:
         if m.peer not in silent:
-            committed = ev.Committed(m.peer, plan.hash, 0, digest(plan, m.stage), 1.0)
-            done += leader.handle(committed, now)
+            word = ev.Committed(m.peer, plan.hash, 0, digest(plan, m.stage), 1.0)
+            done += leader.handle(word, now)
     end = now + 60.0
     while the_plan(done) is None and now < end:
         now += STEP_S
@@ -206,8 +207,8 @@ def test_a_member_that_fell_silent_is_not_blamed() -> None:
     done = reported(leader, plan, began)
     for m in plan.members:
         if m.peer != T1:
-            committed = ev.Committed(m.peer, plan.hash, 0, digest(plan, m.stage), 1.0)
-            done += leader.handle(committed, began)
+            word = ev.Committed(m.peer, plan.hash, 0, digest(plan, m.stage), 1.0)
+            done += leader.handle(word, began)
     now = began
     while the_plan(done) is None:
         now += STEP_S
@@ -225,8 +226,8 @@ def test_a_leader_that_stood_still_blames_nobody() -> None:
     reported(leader, plan, now)
     for m in plan.members:
         if m.peer != T1:
-            committed = ev.Committed(m.peer, plan.hash, 0, digest(plan, m.stage), 1.0)
-            leader.handle(committed, now)
+            word = ev.Committed(m.peer, plan.hash, 0, digest(plan, m.stage), 1.0)
+            leader.handle(word, now)
     now += 30.0
     assert kinds(leader.handle(ev.ClockTick(), now)) == []
     done = leader.handle(ev.Committed(T1, plan.hash, 0, digest(plan, 1), 1.0), now)
@@ -263,8 +264,8 @@ def test_reports_that_are_repeated_give_no_member_more_time(stage: str) -> None:
     if stage == "round":
         reported(leader, plan, began)
         for m in plan.members:
-            committed = ev.Committed(m.peer, plan.hash, 0, digest(plan, m.stage), 1.0)
-            words += [committed] * (m.peer != T1)
+            word = ev.Committed(m.peer, plan.hash, 0, digest(plan, m.stage), 1.0)
+            words += [word] * (m.peer != T1)
     else:
         words.append(ev.MicroBatchesReported(T1, plan.hash, ()))
     for word in words:
@@ -301,8 +302,8 @@ def test_a_member_is_not_late_before_the_deadline_that_it_was_given(attempt: int
     done = reported(leader, plan, now)
     for m in plan.members:
         if m.peer != T1:
-            committed = ev.Committed(m.peer, plan.hash, 0, digest(plan, m.stage), 1.0)
-            done += leader.handle(committed, now)
+            word = ev.Committed(m.peer, plan.hash, 0, digest(plan, m.stage), 1.0)
+            done += leader.handle(word, now)
     if attempt:
         done += leader.handle(ev.Incomplete(T1, plan.hash, 0, (), ()), now)
     notes = [a for a in done if isinstance(a, ev.SendRound) and T1 in a.to]
@@ -350,8 +351,8 @@ def test_members_on_probation_whose_votes_are_needed_are_waited_for() -> None:
     done = reported(leader, plan, 5.0)
     for m in sorted(plan.members, key=lambda m: m.peer in more):
         assert leader.phase is Phase.ROUND
-        committed = ev.Committed(m.peer, plan.hash, 0, digest(plan, m.stage), 1.0)
-        done = leader.handle(committed, 5.0)
+        word = ev.Committed(m.peer, plan.hash, 0, digest(plan, m.stage), 1.0)
+        done = leader.handle(word, 5.0)
     assert "epoch-committed" in kinds(done), "three of seven cannot commit"
     plan = next_plan(done)
     assert set(plan.electorate.voters) == {E, S1, S2}
@@ -376,8 +377,8 @@ def test_a_member_that_never_gets_its_parts_does_not_end_the_epoch() -> None:
     here(leader, now, *EVERYBODY)
     for m in plan.members:
         if m.peer != T1:
-            committed = ev.Committed(m.peer, plan.hash, 0, digest(plan, m.stage), 1.0)
-            leader.handle(committed, now)
+            word = ev.Committed(m.peer, plan.hash, 0, digest(plan, m.stage), 1.0)
+            leader.handle(word, now)
     done: list[Any] = []
     for attempt in range(COPIES + 1):
         done += leader.handle(ev.Incomplete(T1, plan.hash, attempt, (), ()), now)
@@ -495,6 +496,27 @@ def test_members_that_took_them_make_them_again() -> None:
     assert (set(again.to), again.round.sources) == (set(honest), ())
     assert {owner, accomplice, listener.peer} <= set(again.round.dead)
     assert leader.conduct.on_probation(3.0) == {owner}
+    done = committed(leader, plan, 3.5, *honest, attempt=1)
+    assert "epoch-committed" in kinds(done)
+    assert "digest-mismatch" not in kinds(done), "what the others committed is forgotten"
+
+
+@pytest.mark.parametrize(("holds", "put_out"), [((), True), (("s1",), False), (("s2",), True)])
+def test_members_that_hold_parts_of_an_accused_owner_believe_it(
+    holds: tuple[str, ...], put_out: bool
+) -> None:
+    fourth = PeerId("stage1d")
+    fifth = PeerId("stage1e")
+    leader, plan = begun(map(heard, (E, S2, S1, T1, THIRD, fourth, fifth)))
+    owner = plan.owners["s1"]
+    first, second, *others = [m.peer for m in plan.stage(1) if m.peer != owner]
+    reported(leader, plan, 3.0)
+    committed(leader, plan, 3.0, E, S2)
+    for peer in (first, second):
+        leader.handle(ev.Incomplete(peer, plan.hash, 0, (), (owner,), (owner,)), 3.0)
+    for peer in (owner, *others):
+        leader.handle(ev.Incomplete(peer, plan.hash, 0, holds, ()), 3.0)
+    assert leader.conduct.on_probation(3.0) == ({owner} if put_out else set())
 
 
 @pytest.mark.parametrize("believers", [1, 2])
@@ -523,3 +545,23 @@ def test_of_two_replicas_the_one_stays_that_did_more_epochs(older: str) -> None:
         assert (again.to, again.round.sources) == ((other,), ())
         done += leader.handle(ev.Committed(other, plan.hash, 1, "digest 1 good", 1.0), 3.5)
     assert "epoch-committed" in kinds(done)
+
+
+# ------------------------------------------------------------ the pace of the others
+
+
+def test_a_member_has_a_quarter_more_time_than_the_others_took() -> None:
+    leader, plan, began = practised()
+    done = reported(leader, plan, began)
+    others = tuple(m.peer for m in plan.members if m.peer != T1)
+    now = began
+    while now < began + 12.25:
+        now += STEP_S
+        here(leader, now, *EVERYBODY)
+        if now == began + 10.0:
+            done += committed(leader, plan, now, *others)
+        done += leader.handle(ev.ClockTick(), now)
+    assert "peer-on-probation" not in kinds(done)
+    here(leader, now, *EVERYBODY)
+    done = leader.handle(ev.ClockTick(), began + 12.5)
+    assert kinds(done)[:2] == ["peer-on-probation", "peer-lost"]

@@ -15,6 +15,7 @@ from node.core.journey import Plan, Version, lineage_after
 from node.core.samples import SampleClass
 from node.epoch import events as ev
 from node.epoch.facts import RunFacts
+from node.epoch.leader.balance import COMING_S
 from node.epoch.leader.leader import Leader, Phase
 from node.epoch.leader.starting_point import COURTESY_S, LOST_S
 from node.epoch.plan_context import PastPlan, PlanContext
@@ -45,8 +46,20 @@ def heard(
     return ev.Heartbeat(peer, stage, at, f"digest {stage} {at}", capacity, tokens=tokens, **kw)
 
 
-def tell(leader: Leader, notes: Iterable[ev.Heartbeat], now: float) -> list[Any]:
-    return [a for n in notes for a in leader.handle(n, now)]
+def tell(leader: Leader, events: Iterable[ev.LeaderEvent], now: float) -> list[Any]:
+    return [a for event in events for a in leader.handle(event, now)]
+
+
+def committed(
+    leader: Leader, plan: Plan, now: float, *peers: PeerId, attempt: int = 0
+) -> list[Any]:
+    """Let these members commit, all if none is named; returns the leader's actions."""
+    words = (
+        ev.Committed(m.peer, plan.hash, attempt, f"digest {m.stage} next", 1.0)
+        for m in plan.members
+        if not peers or m.peer in peers
+    )
+    return tell(leader, words, now)
 
 
 def led(facts: RunFacts, notes: Iterable[ev.Heartbeat]) -> Leader:
@@ -59,6 +72,11 @@ def led(facts: RunFacts, notes: Iterable[ev.Heartbeat]) -> Leader:
     leader.handle(ev.ContextsKept(tuple(kept)), 0.0)
     tell(leader, heard_first, 0.0)
     return leader
+
+
+def heir(me: PeerId, facts: RunFacts, history: Plan, **about: Any) -> Leader:
+    """A leader that takes over after this plan."""
+    return Leader(me, facts, history=PastPlan(history), term=history.term, **about)
 
 
 def the_plan(actions: list[Any]) -> Plan | None:
@@ -229,6 +247,24 @@ def test_of_two_differing_replicas_one_listens_after_two_tries() -> None:
     done = differs(leader, plan, 11.0)
     assert "epoch-committed" in kinds(done), "nobody waits for it, and it has no say"
     assert leader.roster.versions.agreed[1] == T1
+
+
+def test_a_difference_in_a_later_epoch_is_first_taken_for_an_accident() -> None:
+    leader, plan = begun([heard(E), heard(S1), heard(T1), heard(S2)])
+    differs(leader, plan, 3.0)
+    for now in (7.0, 8.0):
+        plan = next_plan(commits(leader, leader.plan or plan, now))
+    for now, blamed in ((9.0, False), (10.0, True)):
+        reported(leader, plan, now)
+        words = (ev.Committed(m.peer, plan.hash, 0, f"of {m.peer}", 1.0) for m in plan.members)
+        done = tell(leader, words, now)
+        assert "epoch-abandoned" in kinds(done)
+        assert ("peer-on-probation" in kinds(done)) is blamed
+        at = plan.base
+        notes = (heard(m.peer, at, plan.tokens) for m in plan.members)
+        here = [dataclasses.replace(n, digest=plan.digests[n.stage]) for n in notes]
+        plan = next_plan(tell(leader, here, now) + leader.handle(ev.ClockTick(), now + 0.5))
+        assert plan.base == at
 
 
 @pytest.mark.parametrize("liar", [S1, T1])
@@ -404,6 +440,7 @@ def test_a_resigning_leader_finishes_its_epoch_and_stops() -> None:
     assert not leader.idle
     assert the_plan(commits(leader, plan, 3.0)) is None
     assert leader.idle
+    assert leader.plan is None
     assert the_plan(leader.handle(ev.ClockTick(), 9.0)) is None
 
 
@@ -438,6 +475,23 @@ def test_a_young_swarm_asks_another_peer_when_one_refuses() -> None:
     assert kinds(done) == ["move-asked"]
     tell(leader, [dataclasses.replace(heard(second), stage=2, digest=heard(S2).digest)], 12.0)
     assert the_plan(leader.handle(ev.ClockTick(), 14.0)) is not None, "and so it begins"
+
+
+def test_a_peer_on_its_way_to_the_lacking_stage_is_waited_for() -> None:
+    leader = led(facts(lacks_s=10.0, late_s=1e9), [heard(E), heard(S1), heard(T1)])
+    comes = ev.ClockTick(coming={S2: 2})
+    for now in (0.0, 10.0, COMING_S - 1.0):
+        assert moved(leader.handle(comes, now)) == []
+    assert [stage for _, stage in moved(leader.handle(comes, COMING_S))] == [2]
+
+
+def test_a_swarm_that_is_complete_again_settles_again() -> None:
+    leader = led(facts(late_s=1e9), [heard(E), heard(S1), heard(S2)])
+    leader.handle(ev.Unreachable(S2), 0.5)
+    assert waits(leader, 20.0) == "a peer for stage 2"
+    assert the_plan(leader.handle(heard(S2), 30.0)) is None
+    assert waits(leader, 30.9) == "more peers"
+    assert the_plan(leader.handle(ev.ClockTick(), 31.0)) is not None
 
 
 def test_a_stage_below_min_replicas_gets_a_peer() -> None:
@@ -478,6 +532,22 @@ def test_no_result_counts_more_tokens_than_a_micro_batch_has() -> None:
     assert leader.phase is Phase.RUN, "the absurd result is not heard"
     leader.handle(ev.MicroBatchesReported(E, plan.hash, (MicroBatchDone(0, True, 1.0, 64),)), 3.1)
     assert leader.phase is Phase.ROUND
+
+
+@pytest.mark.parametrize(
+    ("size", "tokens", "counts"),
+    [
+        ({"sequence": 0}, 10**9, True),
+        ({"micro_batch": 1, "target_batch": 1, "sequence": 1}, 2, False),
+    ],
+)
+def test_tokens_are_bounded_by_the_length_of_a_sample_where_it_is_known(
+    size: dict[str, int], tokens: int, counts: bool
+) -> None:
+    leader, plan = begun(**size)
+    rows = tuple(MicroBatchDone(path.index, True, 1.0, tokens) for path in plan.paths)
+    leader.handle(ev.MicroBatchesReported(E, plan.hash, rows), 3.0)
+    assert (leader.phase is Phase.ROUND) is counts
 
 
 def test_an_owner_that_lives_but_does_not_step_loses_its_parts() -> None:
@@ -564,7 +634,7 @@ def test_a_stage_falls_back_to_its_newest_remaining_parameters(
             since + 30.0,
             since + 45.0,
             since + LOST_S - 1.0,
-            since + LOST_S + 1.0,
+            since + LOST_S,
         ):
             assert not any(isinstance(a, ev.SendPlan) for a in done), "whoever has it may come back"
             done += tell(

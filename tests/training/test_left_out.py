@@ -76,6 +76,9 @@ def test_paths_leave_out_a_stage_nobody_holds_every_epoch() -> None:
     assert (plan.base, visited(plan), plan.stood) == (first.base, {1, 3}, {2: first.base})
     assert {m.stage for m in plan.members} == {0, 1, 3}
     assert "s2" not in plan.owners
+    assert plan.digests.keys() == {0, 1, 3}
+    (planned,) = [a for a in said if isinstance(a, ev.RecordFact) and a.kind == "epoch-planned"]
+    assert planned.facts["left_out"] == [2]
     (left,) = [a for a in said if isinstance(a, ev.RecordFact) and a.kind == "stage-left-out"]
     assert (left.level, left.facts["stage"]) == ("warning", 2)
     for now in (10.0, 11.0, 12.0):
@@ -197,3 +200,15 @@ def test_a_member_relabels_its_version_only_if_the_plan_allows() -> None:
     assert done[:2] == [ev.GoTo(held, "checkpoint"), ev.GoTo(says.base, "left out")]
     done = Member(S1, held).handle(ev.PlanArrived(dataclasses.replace(says, term=8)), 0.0)
     assert [type(a) for a in done] == [ev.RefuseCaller]
+
+
+def test_the_next_leader_goes_around_a_stage_that_nobody_brings() -> None:
+    leader, first, plan = without_stage_2()
+    at = after(plan)
+    successor = Leader(E, facts(**SKIPPING), term=plan.term, history=PastPlan(plan))
+    tell(successor, [heard(p, at, 128) for p in (E, S1, S3)], 20.0)
+    assert the_plan(successor.handle(ev.ClockTick(), 20.0 + MISSED_S - 0.1)) is None
+    following = next_plan(successor.handle(ev.ClockTick(), 20.0 + MISSED_S + 0.1))
+    assert (following.base, following.stood) == (at, {2: first.base})
+    assert visited(following) == {1, 3}
+    assert leader.phase is Phase.RUN

@@ -52,6 +52,7 @@ def says(plan: Plan, me: PeerId = S, read: Read = lambda change: Rules()) -> str
         PLAN,
         MEANS,
         replace(PLAN, window=Window(7, (PARTNER,), 60.0)),
+        replace(PLAN, window=Window(7, (PARTNER,) * (MOST_PARTNERS - 1), MOST_WITHIN_S)),
         FOUNDS,
         replace(FOUNDS, owners={}),
     ],
@@ -73,7 +74,22 @@ def test_what_a_leader_plans_is_followed(plan: Plan) -> None:
         (replace(FOUNDS, outer=7, window=MEANS.window), "has work in it"),
         (replace(FOUNDS, parent=OWN), "founds no other cell"),
         (replace(FOUNDS, members=PLAN.members[1:2]), "lacks a stage"),
+        (replace(PLAN, paths=(replace(PATH, index=1),)), "other micro-batches than 0 to 0"),
+        (replace(PLAN, paths=(PATH, replace(PATH, index=1, samples=(6,)))), "other micro-batches"),
+        (replace(PLAN, paths=(replace(PATH, samples=(5, 6)),)), "of the wrong size"),
         (replace(PLAN, paths=(replace(PATH, samples=()),)), "of the wrong size"),
+        (
+            replace(
+                PLAN,
+                members=(*PLAN.members[:2], PlanMember(T, 2)),
+                paths=(replace(PATH, hops=(Hop(2, T),)),),
+            ),
+            "not visit enough block stages",
+        ),
+        (
+            replace(PLAN, paths=(replace(PATH, hops=(Hop(1, S), Hop(1, S))),)),
+            "not visit enough block stages",
+        ),
         (replace(PLAN, paths=(replace(PATH, origin=S),)), "without an ends peer"),
         (replace(PLAN, paths=(replace(PATH, hops=()),)), "not visit enough block stages"),
         (replace(PLAN, paths=(replace(PATH, hops=(Hop(1, T),)),)), "no current member"),
@@ -118,6 +134,18 @@ def test_ends_peers_that_start_other_shares_than_their_speeds_say_are_refused() 
     fair = (E, OTHER, E, OTHER)
     assert by_two_stages((1, 2, 1, 2), fair) == ""
     assert by_two_stages((1, 2, 1, 2), (E, E, E, OTHER)) != ""
+
+
+def test_an_ends_peer_without_a_path_may_start_nothing() -> None:
+    """In a run that skips no stage it may reach no replica; where stages are skipped, another stage
+    serves."""
+    path = Path(0, E, (0,), (Hop(1, S), Hop(2, T)))
+    paths = tuple(replace(path, index=i, samples=(i,)) for i in range(4))
+    members = (*PLAN.members[:2], PlanMember(OTHER, 0, 1.0), PlanMember(T, 2, 1.0))
+    plan = replace(PLAN, members=members, paths=paths)
+    two = PipelineSettings(stages=2, micro_batch=1)
+    assert of_paths(plan, two, SchedulerSettings(), len(paths)) == ""
+    assert "other shares" in by_two_stages((1, 2, 1, 2), (E,) * 4)
 
 
 @pytest.mark.parametrize("owners", [{"w": S}, {}, {"w": S, "b": E}, {"w": S, "b": T}])

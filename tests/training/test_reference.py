@@ -8,8 +8,10 @@ import pytest
 
 from node.core.journey import UNKNOWN, Losses, Plan, Version
 from node.epoch import events as ev
+from node.epoch.leader.deadlines import FIRST
 from node.epoch.leader.leader import Leader, Phase
 from node.epoch.plan_context import PastPlan, PlanContext
+from node.scheduler.costs import Measured
 from tests.training.run_facts import facts
 from tests.training.test_leader import (
     S1,
@@ -18,9 +20,11 @@ from tests.training.test_leader import (
     begun,
     commits,
     heard,
+    kinds,
     led,
     next_plan,
     recalled,
+    tell,
     the_plan,
 )
 
@@ -56,6 +60,21 @@ def test_the_held_out_loss_is_measured_once_before_the_first_plan() -> None:
     assert plan.loss_val == BEFORE
 
 
+def test_the_first_measurement_has_the_time_of_an_epoch() -> None:
+    operations = (1e12, 2e12, 2e12)
+    leader = led(facts(**KEEPS, operations=operations, target_batch=16), [])
+    costs = Measured(tera_s=1.0)
+    done = tell(leader, [heard(p, costs=costs) for p in (E, S1, S2)], 0.0)
+    done = leader.handle(ev.ClockTick(), 2.0)
+    (asked,) = (a for a in done if isinstance(a, ev.Evaluate))
+    # Four micro-batches at the busiest peer, and one through all stages.
+    assert asked.plan.deadline_s == pytest.approx(FIRST * (4 * 2.0 + 5.0))
+    until = 2.0 + asked.plan.deadline_s
+    tell(leader, [heard(p, costs=costs) for p in (E, S1, S2)], until)
+    assert the_plan(leader.handle(ev.ClockTick(), until - 0.5)) is None
+    assert the_plan(leader.handle(ev.ClockTick(), until)) is not None
+
+
 def test_every_later_plan_carries_both_losses() -> None:
     leader, _ = measuring()
     plan = next_plan(leader.handle(ev.Evaluated(0, BEFORE), 3.0))
@@ -80,8 +99,9 @@ def test_a_leader_goes_on_from_the_losses_in_a_checkpoint() -> None:
         return replace(recalled(version), reference=known)
 
     notes = [heard(p, at, 900) for p in (E, S1, S2)]
-    _, plan = begun(notes, recall=recall, **KEEPS)
+    leader, plan = begun(notes, recall=recall, **KEEPS)
     assert plan.reference == known
+    assert warned(evaluated(leader, plan, 9.0, 3.0)), "worse than the loss in the checkpoint"
 
 
 @pytest.mark.parametrize("answers", [True, False])
@@ -89,6 +109,7 @@ def test_a_loss_that_cannot_be_measured_holds_nobody_up(answers: bool) -> None:
     leader, _ = measuring()
     if answers:
         done = leader.handle(ev.Evaluated(0, 0.0), 3.0)
+        assert "evaluated" not in kinds(done)
     else:
         assert the_plan(leader.handle(ev.ClockTick(), 3.0)) is None
         for p in (E, S1, S2):

@@ -1,18 +1,22 @@
 """The leader's estimates of speeds, and the versions that it finds."""
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from node.core.ids import PeerId
-from node.core.journey import Version
+from node.core.journey import Plan, PlanMember, Version
 from node.epoch import events as ev
+from node.epoch.leader.leader import Leader
 from node.epoch.leader.roster import Roster
 from node.epoch.pace import ALL_OWN
 from node.epoch.peers.speeds import CEILING, FORGIVE_AFTER
 from node.epoch.peers.versions import majority
 from node.scheduler.costs import NOTHING, LinkCost, Measured
+from tests.training.run_facts import facts
+from tests.training.test_leader import heir, next_plan, tell
 
 A, B, C, D = (PeerId(p) for p in "ABCD")
 
@@ -45,8 +49,20 @@ def says(peer: PeerId, speed: float, stage: int = 1, **seen: float) -> ev.Heartb
         ([says(A, 64.0), says(C, 1.0, 0, A=1.0)], 64.0),
         ([says(A, 64.0), says(B, 1.0)], 64.0),
         ([says(A, 64.0), says(B, 8.0), says(C, 1.0, 0, A=80.0, B=10.0)], 64.0),
+        ([says(A, 64.0), says(B, 4.0), says(C, 1.0, 0, B=10.0)], 64.0),
+        ([says(A, 64.0), says(B, 4.0), says(C, 1.0, 0, A=0.5, B=0.5)], 8.0),
+        ([says(A, 64.0), says(B, 4.0), says(C, 1.0, 0, A=8.0, B=8.0, D=8.0), says(D, 0.0)], 8.0),
     ],
-    ids=["bounded", "own-word-and-one-outvoted", "no-sibling", "not-measured", "seen-to-be-fast"],
+    ids=[
+        "bounded",
+        "own-word-and-one-outvoted",
+        "no-sibling",
+        "not-measured",
+        "seen-to-be-fast",
+        "only-the-sibling-is-measured",
+        "slow",
+        "sibling-of-unknown-speed",
+    ],
 )
 def test_a_claimed_speed_is_bounded_by_what_neighbours_see(
     notes: list[ev.Heartbeat], speed: float
@@ -205,6 +221,23 @@ def test_owners_of_the_last_plan_stay_so_with_a_new_leader() -> None:
     r = proving(*notes, owning={1: set(CROWD)})
     assert r.participants.may_own(1) == set(CROWD)
     assert r.participants.by_stage()[1] == CROWD
+
+
+def test_a_leader_finds_the_owners_in_the_plan_before() -> None:
+    notes = with_newcomer(*CROWD[:ALL_OWN])
+    owners = {f"w{n}": PeerId(p) for n, p in enumerate(CROWD)}
+    members = (PlanMember(LEADER, 0), *(PlanMember(PeerId(p), 1) for p in CROWD))
+    history = Plan(0, 1, LEADER, members, (), owners)
+    known = facts(stages=1, prove=True)
+    ways = Measured(ways=tuple((n.peer, LinkCost(0.01)) for n in notes))
+    own = replace(ready(LEADER, []), stage=0, capacity=ev.Capacity(1.0, costs=ways))
+    joined = []
+    for leader in (Leader(LEADER, known), heir(LEADER, known, history)):
+        # It looks at its peers first when it has heard all of them.
+        tell(leader, [ev.Resigning(True), own, *notes, ev.Resigning(False)], 0.0)
+        plan = next_plan(leader.handle(ev.ClockTick(), 2.0))
+        joined.append(plan.member(PeerId("new")) is not None)
+    assert joined == [True, False], "it reaches only some of the owners"
 
 
 def test_a_peer_that_takes_no_part_takes_no_parts_from_others() -> None:

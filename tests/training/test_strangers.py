@@ -72,6 +72,15 @@ def test_a_parted_side_of_known_colleagues_is_trusted() -> None:
     assert planned(leader(known), *ALL, *STRANGERS, known=known).base == THEIRS
 
 
+def test_the_leaders_own_history_needs_no_colleagues() -> None:
+    """They have lost theirs."""
+    known = frozenset({S1, S2})
+    young = Version(0)
+    said = (heard(E, OURS), heard(S1, young), heard(S2, young), heard(X1, OURS), heard(X2, OURS))
+    plan = planned(leader(known), *said, known=known)
+    assert (plan.base, {m.peer for m in plan.members if m.current}) == (OURS, {E, X1, X2})
+
+
 def test_strangers_count_where_no_colleague_of_a_stage_is_left() -> None:
     known = frozenset({S1})
     said = (heard(E, OURS), heard(S1, THEIRS), heard(X, THEIRS), heard(X2, THEIRS))

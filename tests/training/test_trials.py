@@ -8,7 +8,7 @@ from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path
 from node.epoch.leader.routing import with_trials
 
-END, A, B, C = (PeerId(p) for p in ("end", "a", "b", "c"))
+END, A, B, C, D, F = (PeerId(p) for p in ("end", "a", "b", "c", "d", "f"))
 ROWS = {ENDS: [(END, 1.0)], 1: [(A, 1.0), (B, 0.0)], 2: [(C, 1.0)]}
 PATHS = tuple(Path(i, END, (i,), (Hop(1, A), Hop(2, C))) for i in range(3))
 
@@ -23,6 +23,12 @@ def any_pair(a: PeerId, b: PeerId) -> bool:
 def test_an_unmeasured_replica_takes_one_visit_over() -> None:
     tried = with_trials(PATHS, ROWS, {A, C}, any_pair)
     assert [path.hops[0].peer for path in tried] == [A, A, B]
+
+
+def test_each_unmeasured_replica_takes_one_visit_and_the_busiest_keeps_one() -> None:
+    rows = {**ROWS, 1: [(A, 1.0), (B, 0.0), (D, 0.0), (F, 0.0)]}
+    tried = with_trials(PATHS, rows, {A, C}, any_pair)
+    assert [path.hops[0].peer for path in tried] == [A, D, B]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from node.consensus.voters import FORGET_S, Quorum, decide, is_majority
 from node.consensus.voters import RIPE as BINDS
-from node.core.ids import PeerId
+from node.core.ids import CellId, PeerId
 from node.core.journey import Electorate, Plan, PlanMember, Version
 from node.epoch.leader.voting import ALONE_S, FEW, RIPE, Voting, without
 from node.epoch.waiting import Lack, Wait
@@ -146,3 +146,42 @@ def test_a_slow_swarm_waits_longer_for_its_voters() -> None:
     assert isinstance(voting.lacks(e, {D}, 0.0, 100.0), Wait)
     assert isinstance(voting.lacks(e, {D}, 499.0, 100.0), Wait)
     assert voting.lacks(e, {D}, 500.0, 100.0) == Electorate((D,), ALL, True)
+
+
+def test_the_leader_comes_first_among_the_voters_if_it_votes() -> None:
+    made = plan(Electorate(ALL), (*ALL, G))
+    for me, first in ((C, (C, A, B, D, E, F)), (G, ALL)):
+        voting = Voting(me)
+        assert voting.electorate(None, (*ALL, G), ()).voters[0] == me
+        assert voting.committed(made, ALL)
+        assert voting.electorate(made, (*ALL, G), ()).voters == first
+
+
+def test_a_new_cell_begins_with_the_voters_that_founded_it() -> None:
+    founds = replace(plan(Electorate((B, A, H), ALL)), parent=CellId("ab" * 8))
+    assert Voting(A).electorate(founds, (A, B, C), ()) == Electorate((B, A))
+    assert Voting(C).electorate(founds, (D, C), ()) == Electorate((C, D)), "none of them is here"
+    assert Voting(C).electorate(plan(Electorate()), (D, C), ()) == Electorate((C, D))
+
+
+def test_work_counts_only_in_a_row() -> None:
+    voting = Voting(A)
+    made = plan(Electorate(ALL), (*ALL, G))
+    for _ in range(RIPE - 1):
+        voting.committed(made, ALL)
+    voting.committed(plan(Electorate(ALL)), ALL)
+    voting.committed(made, ALL)
+    assert G not in voting.electorate(made, (*ALL, G), ()).voters
+
+
+def test_the_absent_voters_of_the_plan_before_are_named_if_they_are_the_lack() -> None:
+    voting = Voting(D)
+    e = Electorate((D, E), ALL)
+    assert voting.lacks(e, {D, E}, 0.0, 0.0) == Wait(Lack.VOTERS, peers=(A, B, C, F), here=2, of=6)
+    assert voting.lacks(e, {D, E, A, B}, 30.0, 0.0) == e
+    assert isinstance(voting.lacks(e, {D, E}, 31.0, 0.0), Wait)
+    assert isinstance(voting.lacks(e, {D, E}, 30.9 + ALONE_S, 0.0), Wait), "it was enough before"
+    alone = voting.lacks(e, {E, D, G}, 31.0 + ALONE_S, 0.0)
+    assert alone == Electorate((D, E, G), (D, E), True)
+    still = voting.lacks(replace(alone, voters=(D, A, B, C)), {D}, 31.0 + ALONE_S, 0.0)
+    assert still == Electorate((D,), (D, E), True)

@@ -14,6 +14,7 @@ from node.epoch.pace import (
     WAYS_AT_ONCE,
     StrangerTurns,
     beat_s,
+    facing,
     whom_to_measure,
 )
 
@@ -56,6 +57,21 @@ def test_in_a_large_run_leader_replicas_and_neighbours_pair_up(replicas: int) ->
     for a, stage in everybody.items():
         after = {p for p, s in everybody.items() if s == stage + 1}
         assert stage == 3 or any((a, b) in both for b in after), f"{a} has no way on"
+
+
+def test_all_ways_that_may_be_measured_are_used_and_one_is_the_leaders() -> None:
+    everybody = company(80, 1, 80)
+    for me, others in chosen(everybody).items():
+        assert me == LEADER or LEADER in others
+        assert me == LEADER or not me.startswith("s") or MOST_WAYS - 1 <= len(others) <= MOST_WAYS
+
+
+def test_two_stages_face_each_other_in_their_order() -> None:
+    mates, peers = ([PeerId(f"{s}{i}") for i in range(10)] for s in "ab")
+    assert facing(mates[0], mates, peers, 4) == peers[:4]
+    assert facing(mates[5], mates, peers, 4) in (peers[3:7], peers[4:8])
+    assert facing(mates[9], mates, peers, 4) == peers[6:]
+    assert facing(mates[9], mates, peers, 40) == peers
 
 
 def test_a_leader_that_nobody_sees_yet_is_left_out() -> None:

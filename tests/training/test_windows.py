@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from node.core.ids import CellId, PeerId
-from node.core.journey import Partner, Version, Window
+from node.core.journey import Partner, Plan, Version, Window
 from node.epoch import events as ev
 from node.epoch.leader.roster import Roster
 from node.epoch.leader.windows import TRIES, Windows
@@ -93,3 +93,72 @@ def test_a_group_found_under_other_settings_is_forgotten() -> None:
     assert not w.number()
     w.grouped(replace(GROUP, window=Window(6, (PARTNER,))))
     assert w.next(roster(NEXT), NEXT, 44.0).number == 6, "whatever its number was"
+
+
+T1 = PeerId("twin of stage1")
+T2 = PeerId("third of stage1")
+
+
+def with_twins(*digests: str) -> Roster:
+    """A roster of which three replicas of stage 1 hold these means; all others hold theirs."""
+    made = roster(NEXT, **HELD)
+    for peer, digest in zip((S1, T1, T2), digests, strict=False):
+        made.hear(ev.Heartbeat(peer, 1, NEXT, "d1", outer=ev.OuterReport((7, digest))), 0.0)
+    return made
+
+
+def test_a_stage_puts_in_place_the_mean_that_most_of_its_replicas_hold() -> None:
+    w = given()
+    split = with_twins("m1", "other", "other")
+    assert w.next(split, NEXT, 43.0) == Window(), "one of them may still get the others' mean"
+    assert w.next(split, NEXT, 100.0).means[1] == "other"
+    assert given().next(with_twins("m9", "m1"), NEXT, 100.0).means[1] == "m1", "equally many"
+
+
+def test_a_replica_without_the_mean_is_waited_for() -> None:
+    w = given()
+    lacks = roster(NEXT, **HELD)
+    lacks.hear(ev.Heartbeat(T1, 1, NEXT, "d1"), 0.0)
+    assert not w.next(lacks, NEXT, 43.0).means
+    assert w.next(lacks, NEXT, 100.0).means == {0: "m0", 1: "m1", 2: "m2"}
+
+
+def test_a_group_that_is_found_too_late_gives_nothing() -> None:
+    w = Windows()
+    w.grouped(GROUP)
+    assert w.next(roster(), BASE, 100.0) == Window()
+    assert not w.number()
+
+
+def test_a_version_is_not_given_again_once_its_mean_was_put_in_place() -> None:
+    w = given()
+    assert w.next(roster(NEXT, **HELD), NEXT, 43.0).means
+    again = w.next(roster(**HELD), BASE, 44.0)
+    assert (again.number, set(again.means)) == (0, {0, 1, 2}), "the cell went back to it"
+
+
+def test_a_group_that_is_told_twice_gives_once() -> None:
+    w = given()
+    w.grouped(replace(GROUP, until=200.0))
+    assert w.next(roster(NEXT), NEXT, 50.0) == Window()
+
+
+def test_a_later_group_has_all_its_tries() -> None:
+    w = given()
+    held = roster(NEXT, **HELD)
+    for _ in range(TRIES):
+        assert w.next(held, NEXT, 41.0).means
+    w.grouped(replace(GROUP, window=Window(8, (PARTNER,))))
+    assert w.next(held, NEXT, 42.0).number == 8
+    later = roster(BASE, **{p: (8, m) for p, (_, m) in HELD.items()})
+    assert w.next(later, BASE, 43.0).means
+
+
+def test_only_the_round_of_its_window_ends_a_group() -> None:
+    plan = Plan(4, 1, E, (), (), {}, outer=6)
+    w = given()
+    w.committed(plan)
+    assert w.number() == 7
+    w.committed(replace(plan, outer=7))
+    assert w.number() == 0
+    w.committed(plan)

@@ -27,8 +27,18 @@ class PartOwners:
 
     def parts(self, peer: PeerId) -> set[str]:
         """The parts that a peer owns."""
-        owners = {**self._plan.owners, **self.changed}
-        return {part for part, owner in owners.items() if owner == peer}
+        return {part for part, owner in self._all().items() if owner == peer}
+
+    def holders(self, ended: Mapping[PeerId, ev.Incomplete]) -> dict[str, PeerId]:
+        """For each part that members hold fresh, the first of them that is not its owner, which may
+        give it to nobody."""
+        owners = self._all()
+        found: dict[str, PeerId] = {}
+        for peer, outcome in ended.items():
+            for part in outcome.holds:
+                if owners.get(part) != peer:
+                    found.setdefault(part, peer)
+        return found
 
     def blame(self, ended: Mapping[PeerId, ev.Incomplete]) -> None:
         """Count a round that nobody completed as stuck, for each living owner that did not step its
@@ -77,13 +87,12 @@ class PartOwners:
             able = able_here
         orphans = {p for p, o in current.items() if o in useless}
         if orphans:
-            able_too = {peer for peer, _ in able}
-            repaired = assign(
-                stage,
-                able,
-                {p: o for p, o in current.items() if p not in orphans and o in able_too},
-                {},
-            )
+            kept = {part: owner for part, owner in current.items() if part not in orphans}
+            repaired = assign(stage, able, kept, {})
             for part in orphans:
                 self.changed[part] = holders.get(part, repaired[part])
         return {part: self.changed[part] for part in current if part in self.changed}
+
+    def _all(self) -> dict[str, PeerId]:
+        """The owner of each part of every stage."""
+        return {**self._plan.owners, **self.changed}

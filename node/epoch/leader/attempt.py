@@ -175,9 +175,8 @@ class EpochAttempt:
             sources = tuple(p for p, digest in said.items() if digest == most)
             return self._round(stage, to, {}, deadline_s, sources, most)
         self.owners.blame(ended)
-        # The first of them that holds a part fresh.
-        holders = {part: p for p, o in reversed(ended.items()) for part in o.holds}
-        return self._round(stage, to, self._reown(stage, holders, assign), deadline_s)
+        owners = self._reown(stage, self.owners.holders(ended), assign)
+        return self._round(stage, to, owners, deadline_s)
 
     def _reown(
         self, stage: int, holders: Mapping[str, PeerId], assign: Assign

@@ -35,7 +35,8 @@ class Balance:
         self._every = every_s
         self._download = download_s
         self._asked: dict[PeerId, tuple[float, int, float]] = {}
-        """For each peer that was asked to move: the time, the target stage, and its speed."""
+        """For each peer that was asked to move: the time, the target stage, and its speed; stage
+        and speed are 0 if it has refused."""
         self._behind: dict[PeerId, float] = {}
         self._looked = math.inf
         self._known: set[PeerId] = set()
@@ -46,8 +47,7 @@ class Balance:
 
     def refused(self, peer: PeerId, now: float) -> None:
         """The peer stays; it is not asked again soon."""
-        _, _, speed = self._asked.get(peer, (0.0, 0, 0.0))
-        self._asked[peer] = now, 0, speed
+        self._asked[peer] = now, 0, 0.0
 
     def look(self, roster: Roster, base: Version | None, now: float) -> list[Move]:
         """The moves that pay: often none, and none before the next look is due.

@@ -1,0 +1,81 @@
+"""Speeds, anchors and ways of peers, as the leader has heard of them."""
+
+import pytest
+
+from node.core.ids import PeerId
+from node.core.journey import Version
+from node.epoch import events as ev
+from node.epoch.leader.roster import Roster
+from node.epoch.pace import MOST_LACKING
+from tests.training.test_roster import A, B, C, D, proving, ready, roster, says
+
+
+def anchored(peer: PeerId, stage: int, anchor: str, leaving: bool = False) -> ev.Heartbeat:
+    return ev.Heartbeat(
+        peer, stage, Version(0), "d", outer=ev.OuterReport(anchor=anchor), leaving=leaving
+    )
+
+
+ENDS = anchored(PeerId("E"), 0, "e")
+
+
+def test_the_anchor_of_a_cell_is_that_of_most_replicas_of_each_stage() -> None:
+    alone = [ENDS, anchored(A, 1, "x"), anchored(B, 2, "y")]
+    one = roster(*alone).anchor()
+    assert len(one) == 64
+    most = roster(*alone, anchored(C, 1, "z"), anchored(D, 1, "x"))
+    assert most.anchor() == one, "C is outvoted"
+    tie = roster(ENDS, anchored(B, 2, "y"), anchored(C, 1, "z"), anchored(A, 1, "x"))
+    assert tie.anchor() == one, "the smallest of equally many"
+    assert roster(*alone, anchored(C, 1, "")).anchor() == one, "a peer without one has no say"
+    assert roster(*alone, anchored(C, 1, "a", leaving=True)).anchor() == one
+    assert roster(ENDS, anchored(A, 1, "x"), anchored(B, 2, "other")).anchor() != one
+
+
+def test_a_cell_with_a_stage_without_an_anchor_has_none() -> None:
+    assert roster(ENDS, anchored(A, 1, "x")).anchor() == ""
+    assert roster(ENDS, anchored(A, 1, "x"), anchored(B, 2, "")).anchor() == ""
+
+
+def test_a_claim_beyond_its_bound_is_doubted_by_its_factor() -> None:
+    r = roster(says(A, 64.0), says(B, 4.0), says(C, 1.0, 0, A=10.0, B=10.0))
+    assert r.speeds.doubts() == {A: pytest.approx(64.0 / 8.0)}
+    assert r.speeds.of(A) == 8.0
+    assert r.speeds.of(B) == 4.0
+
+
+def test_a_speed_is_the_same_until_it_has_changed_by_a_step() -> None:
+    assert roster(says(A, 1.3)).speeds.of(A) == pytest.approx(2**0.5)
+    r = roster(says(A, 4.0))
+    assert r.speeds.of(A) == 4.0
+    claims = ((5.5, 4.0), (5.7, 2**2.5), (4.1, 2**2.5), (3.9, 4.0), (0.0, 0.0), (5.2, 4.0))
+    for claim, speed in claims:
+        r.hear(says(A, claim), 1.0)
+        assert r.speeds.of(A) == pytest.approx(speed)
+
+
+def test_measurements_of_no_speed_and_of_oneself_are_passed_over() -> None:
+    r = roster(says(A, 64.0, A=10.0), says(B, 4.0), says(C, 1.0, 0, A=0.0, B=10.0))
+    assert r.speeds.of(A) == 64.0
+
+
+def test_a_newcomer_is_told_a_bounded_number_of_peers_to_reach() -> None:
+    crowd = [f"p{n:03}" for n in range(MOST_LACKING + 20)]
+    r = proving(*(ready(p, []) for p in crowd))
+    taking = r.participants.by_stage()[1]
+    assert len(taking) == 1
+    (owner,) = taking
+    wanted = r.participants.lacking(owner)
+    assert len(wanted) == MOST_LACKING
+    assert owner not in wanted
+    (other, *_) = [PeerId(p) for p in crowd if p != owner]
+    assert r.participants.lacking(other)[0] == owner
+    assert other not in r.participants.lacking(other)
+    assert r.participants.lacking(PeerId("stranger")) == []
+    assert Roster(2).participants.lacking(A) == []
+
+
+def test_a_peer_outside_the_stages_lacks_no_ways() -> None:
+    r = proving(ready("a", []))
+    r.hear(ev.Heartbeat(B, 7, Version(0), "d"), 0.0)
+    assert r.participants.lacking(B) == []
