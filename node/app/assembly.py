@@ -45,6 +45,7 @@ from node.control.pledges import Pledges
 from node.coordinator.kit import Kit
 from node.coordinator.leading import PeerMachines
 from node.coordinator.led_cell import LedCell
+from node.coordinator.credit.book import RECEIPTS, Book, FileBook
 from node.coordinator.ledger import VoteLedger
 from node.coordinator.presence import Presence
 from node.coordinator.recording.file import RecordingFile
@@ -292,6 +293,7 @@ async def assemble(
             gradients,
             facts=facts,
             ledger=VoteLedger(config.swarm_dir(manifest.run_id) / "votes"),
+            book=FileBook(config.swarm_dir(manifest.run_id) / RECEIPTS),
             learn=learn,
             weights=given,
             files=run_files.read,
@@ -433,7 +435,7 @@ class Ports:
     its own. ``thread`` runs the device's work, ``heavy`` runs work that must not hold up the loop;
     ``parts``: the parts of every stage that can have an owner; ``text`` at the ends only. ``read``
     reads the owner's changes (None: as the manifest's owner signs them), ``facts`` makes the facts
-    that leaders plan with from the manifest; ``ledger`` keeps votes, None for memory;
+    that leaders plan with from the manifest; ``ledger`` keeps votes, None for memory; ``book`` keeps receipts of work, None keeps none;
     ``weights`` reads any stage of the model that the run begins from, None where it is not here;
     ``files`` reads a file of the run by its sha256. ``places``: of the pipeline, 0 for its own
     number. ``recorder`` records the machines that it has made; None records nothing."""
@@ -461,6 +463,7 @@ class Ports:
     facts: Callable[[RunFacts], RunFacts] = lambda facts: facts
     colleagues: Colleagues | None = None
     ledger: VoteLedger | None = None
+    book: Book | None = None
     learn: Callable[[PeerId, Sequence[str]], None] = lambda peer, addresses: None
     weights: Given | None = None
     files: Callable[[str], bytes | None] | None = None
@@ -559,7 +562,9 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         Tasks("training", o.on_error),
         o.on_error,
     )
-    training = Training(kit, o.identity, work, lambda: o.presence.view, o.machines, o.ledger)
+    training = Training(
+        kit, o.identity, work, lambda: o.presence.view, o.machines, o.ledger, o.book
+    )
     o.meter.accuse = training.accuse
     o.meter.timer = o.thread.now
     o.transport.on_lost(training.lost)

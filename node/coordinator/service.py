@@ -15,6 +15,8 @@ from node.consensus.terms import Terms
 from node.consensus.version_history import VersionHistory
 from node.coordinator import notes
 from node.coordinator.candidacy import Candidacy
+from node.coordinator.credit.book import Book
+from node.coordinator.credit.keeper import Credit
 from node.coordinator.following import Following
 from node.coordinator.kit import Kit
 from node.coordinator.leading import Leading, PeerMachines
@@ -55,7 +57,8 @@ HEARD_S = 5.0
 
 class Training(rpc.TrainingServicer):
     """One peer's part in the epochs of a run. ``view()`` shows the peers that the directory lists
-    as alive; ``ledger`` keeps votes, None: in memory only."""
+    as alive; ``ledger`` keeps votes, None: in memory only; ``book`` keeps receipts of work, None:
+    no book."""
 
     def __init__(
         self,
@@ -65,6 +68,7 @@ class Training(rpc.TrainingServicer):
         view: Callable[[], View],
         machines: PeerMachines | None = None,
         ledger: VoteLedger | None = None,
+        book: Book | None = None,
     ) -> None:
         machines = machines or PeerMachines()
         self.kit = kit
@@ -97,6 +101,8 @@ class Training(rpc.TrainingServicer):
             recalling,
             machines,
         )
+        self.credit = Credit(kit, identity, work.engines.pipeline, book)
+        self.leading.addressed = self.credit.addressed
         self._ways = Ways(self, kit, work.engines.pipeline)
         self.candidacy = Candidacy(
             kit, view, work, self.admission, self.messenger, self.following, self.leading
@@ -404,6 +410,8 @@ class Training(rpc.TrainingServicer):
                 self.leading.supported(support)
         if isinstance(event, ev.Committed) and not self._counts(event, note.committed.vote):
             return "this peer has voted for two results of one attempt"
+        if isinstance(event, ev.Committed) and (about := self.leader.votes_on(event)) is not None:
+            self.credit.collect(peer, about[0], note.committed)
         self.leading.lead(event)
         return None
 
@@ -433,6 +441,7 @@ class Training(rpc.TrainingServicer):
                 self.reporting.hurry()
             return found.reason
         self.candidacy.election.forgive(peer)
+        self.credit.heard(found, note)
         return await self.following.told(ev.PlanArrived(found))
 
     def _here(self) -> Here:
@@ -501,6 +510,16 @@ class Training(rpc.TrainingServicer):
     async def happens(self, event: Any) -> str | None:
         """Feed the member. Returns the reason of a refusal, or None."""
         return await self.following.happens(event)
+
+    def follows(self, plan: Plan) -> None:
+        """A plan is in force: receipts of the epoch before it count."""
+        self.credit.follows(plan, self.trust.certificate)
+
+    def commits(self, plan: Plan, note: pb.Note) -> None:
+        """The member has committed the version that ``plan`` made: its note to the leader gets a
+        statement of this peer's work."""
+        m = self.member
+        self.credit.commits(plan, m.at, m.dropped, m.tokens - plan.tokens, note)
 
     def leader_changed(self) -> None:
         """This peer follows another leader than before: its record names the leader."""
