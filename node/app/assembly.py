@@ -42,10 +42,10 @@ from node.config import NodeConfig
 from node.consensus.election import Colleagues
 from node.consensus.rules import Read
 from node.control.pledges import Pledges
+from node.coordinator.credit.book import RECEIPTS, Book, FileBook
 from node.coordinator.kit import Kit
 from node.coordinator.leading import PeerMachines
 from node.coordinator.led_cell import LedCell
-from node.coordinator.credit.book import RECEIPTS, Book, FileBook
 from node.coordinator.ledger import VoteLedger
 from node.coordinator.presence import Presence
 from node.coordinator.recording.file import RecordingFile
@@ -435,10 +435,11 @@ class Ports:
     its own. ``thread`` runs the device's work, ``heavy`` runs work that must not hold up the loop;
     ``parts``: the parts of every stage that can have an owner; ``text`` at the ends only. ``read``
     reads the owner's changes (None: as the manifest's owner signs them), ``facts`` makes the facts
-    that leaders plan with from the manifest; ``ledger`` keeps votes, None for memory; ``book`` keeps receipts of work, None keeps none;
-    ``weights`` reads any stage of the model that the run begins from, None where it is not here;
-    ``files`` reads a file of the run by its sha256. ``places``: of the pipeline, 0 for its own
-    number. ``recorder`` records the machines that it has made; None records nothing."""
+    that leaders plan with from the manifest; ``ledger`` keeps votes, None for memory;
+    ``book`` keeps receipts of work, None keeps none; ``weights`` reads any stage of the model that
+    the run begins from, None where it is not here; ``files`` reads a file of the run by its sha256.
+    ``places``: of the pipeline, 0 for its own number. ``recorder`` records the machines that it has
+    made; None records nothing."""
 
     identity: Signer
     transport: TransportPort

@@ -85,11 +85,12 @@ def load(files: Iterable[Path]) -> Ledger:
             except WireError as e:
                 ledger.damaged.append(Damaged(file, at, len(piece), str(e)))
             at += len(framed(piece))
-    ledger.runs = audit(found, _is_signed)
+    ledger.runs = audit(found, is_signed)
     return ledger
 
 
-def _is_signed(peer: PeerId, data: bytes, signature: bytes, domain: str) -> bool:
+def is_signed(peer: PeerId, data: bytes, signature: bytes, domain: str) -> bool:
+    """Return True if ``peer`` has signed the data in this domain."""
     try:
         keys.verify(peer, data, signature, domain)
     except (WireError, LocalFault):

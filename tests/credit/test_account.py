@@ -104,7 +104,8 @@ def test_a_stage_that_a_way_led_around_is_left_out() -> None:
     a = account(record, said)
     assert a.left_out == {2: record.tokens}
     assert {p for _, p in a.receipts} == {origin, first, third}
-    assert not a.unsigned and not a.refused
+    assert not a.unsigned
+    assert not a.refused
 
 
 def test_a_path_planned_around_a_stage_leaves_it_out() -> None:
@@ -181,7 +182,8 @@ def test_work_that_its_worker_claims_is_not_given_to_another_by_its_neighbours()
     record, said, idle = thief(swarm)
     a = account(record, naming_a_thief(record, said, idle))
     worker = record.plan.paths[0].hops[1].peer
-    assert (2, idle) not in a.receipts and (2, worker) not in a.receipts
+    assert (2, idle) not in a.receipts
+    assert (2, worker) not in a.receipts
     assert {(r.ground, r.peer) for r in a.refused} == {
         (Ground.DOUBLE, idle),
         (Ground.DOUBLE, worker),

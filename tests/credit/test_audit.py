@@ -15,7 +15,6 @@ from node.identity.keys import verify
 from testbed.swarms.signing import RUN, SigningSwarm
 
 
-
 def is_signed(peer: PeerId, data: bytes, signature: bytes, domain: str) -> bool:
     try:
         verify(peer, data, signature, domain)
@@ -48,7 +47,8 @@ def test_all_work_of_some_epochs_is_counted_once_from_several_files() -> None:
     run = audited([*thin, *rest, *records])
     assert run.tokens == 5 * swarm.micro_batches * swarm.tokens
     assert sum(run.receipts().values()) == run.work == run.tokens * 3
-    assert not run.refused and not run.open
+    assert not run.refused
+    assert not run.open
 
 
 def test_one_certificate_proves_all_epochs_before_it_and_one_signature_all_statements() -> None:

@@ -13,9 +13,7 @@ from protos import training_pb2 as pb
 from testbed.swarms.signing import SigningSwarm
 
 MADE = Version(7, "ab" * 16)
-SAID = Statement(
-    CellId(""), MADE, 48, b"\1" * 32, (0, 2, 9), (16, 16, 16), (0, 1, 0), (3, 4, 300)
-)
+SAID = Statement(CellId(""), MADE, 48, b"\1" * 32, (0, 2, 9), (16, 16, 16), (0, 1, 0), (3, 4, 300))
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,9 @@ neighbours. Pure.
 
 Work counts if both neighbours on a micro-batch's way confirm it: the peer before took the worker's
 gradient, and the peer behind gave it one. The worker's own statement is needed only against others
-that claim the same work. At each stage, tokens with a receipt, tokens without one (unsigned) and tokens that the stage did not see (left
-out) sum to the epoch's tokens. The slow part of a check, the signature, is the caller's.
+that claim the same work. At each stage, tokens with a receipt, tokens without one (unsigned) and
+tokens that the stage did not see (left out) sum to the epoch's tokens. The slow part of a check,
+the signature, is the caller's.
 """
 
 from collections import Counter, defaultdict

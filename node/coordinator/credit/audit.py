@@ -163,9 +163,7 @@ class _Auditing:
         a.refused += account.refused
         a.accounts.append(account)
 
-    def _refuse(
-        self, ground: Ground, epoch: _Epoch, text: str, peer: PeerId | None = None
-    ) -> None:
+    def _refuse(self, ground: Ground, epoch: _Epoch, text: str, peer: PeerId | None = None) -> None:
         about = peer or epoch.plan.leader
         self._audit.refused.append(Refused(ground, about, epoch.plan.epoch, text))
 

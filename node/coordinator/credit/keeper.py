@@ -62,13 +62,6 @@ class Shares:
     unsigned: int = 0
     epochs: int = 0
 
-    @property
-    def share(self) -> float:
-        """Share of the swarm's work that this peer has receipts for; 0 before the first epoch."""
-        if not self.work:
-            return 0.0
-        return self.own / self.work
-
 
 class Credit:
     """Statements and receipts of one peer. ``book``: the place of its receipts, None keeps none."""
@@ -185,7 +178,9 @@ class Credit:
                 # Each member has sent its statement itself.
                 kit.transport.fault(refused.peer, f"a statement of work: {refused.text}", 1.0)
         if why:
-            kit.journal.emit("training", "receipts-not-written", why, "warning", epoch=account.epoch)
+            kit.journal.emit(
+                "training", "receipts-not-written", why, "warning", epoch=account.epoch
+            )
         own = account.of(kit.me)
         work = account.tokens * len(account.stages)
         unsigned = sum(account.unsigned.values())
@@ -254,9 +249,7 @@ class Credit:
         if note.work:
             self._keep(
                 plan.hash,
-                Signed.of(
-                    pb.WorkReceipt(peer=peer, work=note.work, signature=note.work_signature)
-                ),
+                Signed.of(pb.WorkReceipt(peer=peer, work=note.work, signature=note.work_signature)),
             )
 
     def _keep(self, plan_hash: str, signed: Signed) -> None:
