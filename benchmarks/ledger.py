@@ -34,7 +34,7 @@ from node.telemetry.events import Journal
 from node.tools.ledger import is_signed
 from protos import training_pb2 as pb
 from testbed.swarms.receipts import SwarmBooks
-from testbed.swarms.signing import RUN, SigningSwarm, ways_of
+from testbed.swarms.signing import RUN, SigningSwarm, neighbours_of
 
 ITEM = "3"
 EPOCHS = 100
@@ -237,9 +237,9 @@ def _epoch_costs(swarm: SigningSwarm, costs: Costs) -> bytes:
     plan = swarm.plan()
     record = swarm.epoch()
     member = swarm.stages[1][0]
-    ways = ways_of(plan, (), swarm.tokens)
+    neighbours = neighbours_of(plan, (), swarm.tokens)
     with costs.of("a member signs"):
-        said = statement_of(plan, record.made, record.tokens, b"\0" * 32, ways[member])
+        said = statement_of(plan, record.made, record.tokens, b"\0" * 32, neighbours[member])
         if said is not None:
             swarm.sign(member, said)
     leader = _leader(swarm, plan.leader)
@@ -281,7 +281,7 @@ def _leader(swarm: SigningSwarm, me: PeerId) -> Credit:
         clock=SystemClock(),
         tasks=Tasks("benchmark"),
     )
-    worked: Any = SimpleNamespace(ways=lambda: [])
+    worked: Any = SimpleNamespace(worked=lambda: [])
     return Credit(kit, swarm.keys[me], worked, None)
 
 

@@ -22,8 +22,8 @@ from node.core.errors import ExitCode
 def show(files: Sequence[Path], as_json: bool) -> int:
     """Verify receipts of work, and show their sums for each peer. No daemon is asked.
 
-    A receipt counts if both neighbours on a micro-batch's way confirm it, in an epoch that a quorum
-    certificate proves. Exit code 5: something was refused; 9: records are damaged.
+    A receipt counts if both neighbours on a micro-batch's route confirm it, in an epoch that a
+    quorum certificate proves. Exit code 5: something was refused; 9: records are damaged.
     """
     from node.tools import ledger as tool
 

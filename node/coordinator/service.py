@@ -411,7 +411,10 @@ class Training(rpc.TrainingServicer):
         if isinstance(event, ev.Committed) and not self._counts(event, note.committed.vote):
             return "this peer has voted for two results of one attempt"
         if isinstance(event, ev.Committed) and (about := self.leader.votes_on(event)) is not None:
-            self.credit.collect(peer, about[0], note.committed)
+            try:
+                self.credit.collect(peer, about[0], note.committed)
+            except WireError as e:  # its commit counts all the same
+                self.kit.transport.fault(peer, str(e), 1.0)
         self.leading.lead(event)
         return None
 

@@ -417,10 +417,10 @@ Action = (
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """The way of one micro-batch that counts at this peer. ``tokens``: of the micro-batch;
-    ``taker``: peer that took this peer's gradient; ``giver``: peer that gave it one. (An origin
-    gives to the last hop, and gets from the first.)"""
+class Neighbours:
+    """Neighbours of this peer on the route of one micro-batch that counts here. ``tokens``: of the
+    micro-batch; ``taker``: peer that took this peer's gradient; ``giver``: peer that gave it one.
+    (An origin gives to the last hop, and gets from the first.)"""
 
     index: int
     tokens: int

@@ -324,12 +324,12 @@ class Pipeline(PipelineBase):
         """Micro-batches of this epoch with a share that counts here."""
         return self._gradients.micro_batches
 
-    def ways(self) -> list[ev.Way]:
-        """Ways of the micro-batches that count here by the plan in force, in the order of their
-        numbers."""
+    def worked(self) -> list[ev.Neighbours]:
+        """Neighbours of each micro-batch that counts here by the plan in force, in the order of
+        their numbers."""
         neighbours = self.machine.neighbours
         return [
-            ev.Way(index, tokens, *neighbours[index])
+            ev.Neighbours(index, tokens, *neighbours[index])
             for index, tokens in sorted(self._counted.items())
             if index in neighbours
         ]

@@ -200,13 +200,13 @@ def _run_lines(run: RunAudit) -> list[str]:
     for peer, tokens in sorted(receipts.items(), key=lambda row: (-row[1], row[0])):
         share = _share(tokens, run.work)
         lines.append(f"  {named(peer, _name(peer)):32} {tokens:15,}   {share:.1%}")
-    lines.append(f"  {'receipts':32} {sum(receipts.values()):15,}")
+    lines.append(f"  {'all receipts':32} {sum(receipts.values()):15,}")
     unsigned = run.unsigned()
-    lines.append(f"  {'unsigned':32} {sum(unsigned.values()):15,}")
+    lines.append(f"  {'unsigned, by these files':32} {sum(unsigned.values()):15,}")
     lines.append(f"  {'left out':32} {run.left_out():15,}")
     lines.append(f"  {'committed, all stages':32} {run.work:15,}")
     for peer, tokens in run.silent().most_common(MOST_SHOWN):
-        lines.append(f"  {named(peer, _name(peer))} did not confirm {tokens:,} tokens")
+        lines.append(f"  {named(peer, _name(peer))} did not confirm {tokens:,} tokens here")
     if run.open:
         tokens = sum(run.open.values())
         lines.append(

@@ -1,5 +1,5 @@
 """A swarm that only signs: plans, statements of work and quorum certificates of epochs in a row,
-with real keys. Nobody trains; every micro-batch takes its planned way."""
+with real keys. Nobody trains; every micro-batch takes its planned route."""
 
 import random
 from collections.abc import Callable, Collection, Sequence
@@ -10,7 +10,7 @@ from node.coordinator.credit.statement import Signed, Statement, statement_of, w
 from node.core.ids import ENDS, NO_CELL, PeerId
 from node.core.journey import Electorate, Hop, Path, Plan, PlanMember, Version, lineage_after
 from node.identity.keys import Identity
-from node.pipeline.events import Way
+from node.pipeline.events import Neighbours
 
 RUN = "ab" * 32
 DIGEST = "cd" * 32
@@ -98,8 +98,8 @@ class SigningSwarm:
         made = Version(plan.epoch + 1, lineage_after(plan, lost))
         counted = self.tokens * (self.micro_batches - len(lost))
         signed = list[Signed]()
-        for peer, ways in ways_of(plan, lost, self.tokens).items():
-            said = statement_of(plan, made, counted, self.last.get(peer, b""), ways)
+        for peer, neighbours in neighbours_of(plan, lost, self.tokens).items():
+            said = statement_of(plan, made, counted, self.last.get(peer, b""), neighbours)
             if said is not None and peer not in silent:
                 signed.append(self.sign(peer, change(peer, said)))
                 self.last[peer] = signed[-1].hash
@@ -128,9 +128,11 @@ class SigningSwarm:
         return Certificate(NO_CELL, plan.term, made, voters, tuple(ballots))
 
 
-def ways_of(plan: Plan, dropped: Sequence[int], tokens: int) -> dict[PeerId, list[Way]]:
-    """The ways of each peer, where every micro-batch takes its planned way."""
-    found: dict[PeerId, list[Way]] = {}
+def neighbours_of(
+    plan: Plan, dropped: Sequence[int], tokens: int
+) -> dict[PeerId, list[Neighbours]]:
+    """Neighbours of each peer, where every micro-batch takes its planned route."""
+    found: dict[PeerId, list[Neighbours]] = {}
     for path in plan.paths:
         if path.index in dropped:
             continue
@@ -138,5 +140,5 @@ def ways_of(plan: Plan, dropped: Sequence[int], tokens: int) -> dict[PeerId, lis
         for i, peer in enumerate(ring):
             taker = ring[i - 1]
             giver = ring[(i + 1) % len(ring)]
-            found.setdefault(peer, []).append(Way(path.index, tokens, taker, giver))
+            found.setdefault(peer, []).append(Neighbours(path.index, tokens, taker, giver))
     return found

@@ -15,11 +15,11 @@ from node.core.errors import WireError
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
-from node.pipeline.events import Way
+from node.pipeline.events import Neighbours
 from node.telemetry.events import Journal
 from node.wire.limits import WORK
 from protos import training_pb2 as pb
-from testbed.swarms.signing import RUN, SigningSwarm, ways_of
+from testbed.swarms.signing import RUN, SigningSwarm, neighbours_of
 
 
 @dataclass
@@ -31,7 +31,7 @@ class Rig:
     records: list[EpochRecord] = field(default_factory=list)
     faults: list[PeerId] = field(default_factory=list)
     broken: bool = False
-    now: Sequence[Way] = ()
+    now: Sequence[Neighbours] = ()
 
     def __post_init__(self) -> None:
         self.journal = Journal()
@@ -44,7 +44,7 @@ class Rig:
             tasks=self.tasks,
             transport=SimpleNamespace(fault=lambda peer, why, weight: self.faults.append(peer)),
         )
-        worked: Any = SimpleNamespace(ways=lambda: self.now)
+        worked: Any = SimpleNamespace(worked=lambda: self.now)
         self.credit = Credit(kit, self.swarm.keys[self.me], worked, self)
         self.failures: list[BaseException] = []
 
@@ -59,7 +59,7 @@ class Rig:
     def commits(self, record: EpochRecord) -> pb.Note:
         """The peer's note to its leader after that epoch."""
         note = pb.Note(committed=pb.CommittedNote(plan_hash=record.plan.hash))
-        self.now = ways_of(record.plan, record.dropped, self.swarm.tokens)[self.me]
+        self.now = neighbours_of(record.plan, record.dropped, self.swarm.tokens)[self.me]
         self.credit.commits(record.plan, record.made, record.dropped, record.tokens, note)
         return note
 

@@ -8,7 +8,7 @@ from node.coordinator.credit.statement import Statement, statement_of
 from node.core.errors import WireError
 from node.core.ids import CellId, PeerId
 from node.core.journey import Version
-from node.pipeline.events import Way
+from node.pipeline.events import Neighbours
 from protos import training_pb2 as pb
 from testbed.swarms.signing import SigningSwarm
 
@@ -27,11 +27,15 @@ def test_a_statement_reads_as_it_was_written(said: Statement) -> None:
 def test_ways_over_peers_outside_of_the_plan_are_left_out() -> None:
     plan = SigningSwarm().plan()
     here = plan.members[0].peer
-    ways = [Way(4, 16, here, here), Way(1, 8, here, here), Way(2, 8, here, PeerId("x"))]
-    said = statement_of(plan, MADE, 24, b"", ways)
+    neighbours = [
+        Neighbours(4, 16, here, here),
+        Neighbours(1, 8, here, here),
+        Neighbours(2, 8, here, PeerId("x")),
+    ]
+    said = statement_of(plan, MADE, 24, b"", neighbours)
     assert said is not None
     assert (said.indices, said.sizes) == ((1, 4), (8, 16))
-    assert statement_of(plan, MADE, 24, b"", ways[2:]) is None
+    assert statement_of(plan, MADE, 24, b"", neighbours[2:]) is None
 
 
 def note(**fields: object) -> pb.WorkNote:

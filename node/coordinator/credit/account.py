@@ -1,11 +1,11 @@
 """The account of one epoch: which peer did the work of which stage, by the statements of its
 neighbours. Pure.
 
-Work counts if both neighbours on a micro-batch's way confirm it: the peer before took the worker's
-gradient, and the peer behind gave it one. The worker's own statement is needed only against others
-that claim the same work. At each stage, tokens with a receipt, tokens without one (unsigned) and
-tokens that the stage did not see (left out) sum to the epoch's tokens. The slow part of a check,
-the signature, is the caller's.
+Work counts if both neighbours on a micro-batch's route confirm it: the peer before took the
+worker's gradient, and the peer behind gave it one. The worker's own statement is needed only
+against others that claim the same work. At each stage, tokens with a receipt, tokens without one
+(unsigned) and tokens that the stage did not see (left out) sum to the epoch's tokens. The slow part
+of a check, the signature, is the caller's.
 """
 
 from collections import Counter, defaultdict
@@ -28,7 +28,7 @@ class Ground(StrEnum):
     DOUBLE = "double"
     """A signer says two different things of one epoch, or two peers claim one piece of work."""
     STOLEN = "stolen"
-    """The work belongs to others: its peers are not neighbours on the micro-batch's way."""
+    """The work belongs to others: its peers are not neighbours on the micro-batch's route."""
     ELSEWHERE = "elsewhere"
     """The statement is of another epoch, another history or another cell."""
     STRANGER = "stranger"
@@ -194,7 +194,9 @@ class _Settling:
             else:
                 stolen.append(index)
         if stolen:
-            text = f"it names peers beside it that the way of micro-batch {stolen[0]} does not have"
+            text = (
+                f"it names peers beside it that the route of micro-batch {stolen[0]} does not have"
+            )
             if len(stolen) > 1:
                 text += f", and of {len(stolen) - 1} others"
             self._account.refuse(Ground.STOLEN, signer, text)
@@ -273,7 +275,7 @@ class _Settling:
         return {ENDS: path.origin, **{h.stage: h.peer for h in path.hops}}
 
     def _jumped(self, path: Path, stage: int, rows: dict[PeerId, Row]) -> bool:
-        """Return True if two neighbours confirm that the way led around this stage."""
+        """Return True if two neighbours confirm that the route led around this stage."""
         places = self._places[path.index]
         here = places[stage]
         last = len(places)

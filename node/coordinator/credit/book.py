@@ -23,7 +23,7 @@ MARK = b"TWR1"
 _HEAD = struct.Struct(">4sII")
 LONGEST = SIZES["v1.EpochReceipts"]
 """Bytes of the longest record."""
-FILE_BYTES = 8 << 20
+FILE_BYTES = 16 << 20
 """Bytes of a file before the next one begins; the older of two is given up then."""
 MOST_FILE = 256 << 20
 """Bytes of the largest file that is read."""

@@ -23,7 +23,7 @@ from node.core.errors import WireError
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version
 from node.identity.keys import Signer, is_signed
-from node.pipeline.events import Way
+from node.pipeline.events import Neighbours
 from node.wire.limits import SIZES, WORK
 from protos import training_pb2 as pb
 
@@ -36,8 +36,8 @@ SAY_EVERY_S = 60.0
 class Worked(Protocol):
     """The pipeline of this peer."""
 
-    def ways(self) -> Sequence[Way]:
-        """Ways of the micro-batches that count here in the epoch under way."""
+    def worked(self) -> Sequence[Neighbours]:
+        """Neighbours of each micro-batch that counts here in the epoch under way."""
         ...
 
 
@@ -54,8 +54,8 @@ class Pending:
 
 @dataclass(frozen=True)
 class Shares:
-    """Receipts since this peer started: tokens at all stages of its own, of all, and unsigned
-    ones, over ``epochs``."""
+    """Work since this peer started, in tokens at each stage: with receipts for this peer (``own``),
+    of all peers (``work``), and of this peer without a receipt (``unsigned``), over ``epochs``."""
 
     own: int = 0
     work: int = 0
@@ -105,7 +105,7 @@ class Credit:
             note.committed.work_signature = own.signature
 
     def _sign(self, plan: Plan, made: Version, tokens: int) -> Signed | None:
-        statement = statement_of(plan, made, tokens, self._last, self._pipeline.ways())
+        statement = statement_of(plan, made, tokens, self._last, self._pipeline.worked())
         if statement is None:
             return None
         said = statement.said()
@@ -149,9 +149,8 @@ class Credit:
             signed = self._received(receipts)
         if pending.own is not None and pending.own not in signed:
             signed.append(pending.own)
-        if signed:
-            done = self._settle(pending, signed, certificate, leads)
-            self._kit.tasks.spawn(done, "receipts")
+        done = self._settle(pending, signed, certificate, leads)
+        self._kit.tasks.spawn(done, "receipts")
 
     def _received(self, note: pb.ReceiptsNote) -> list[Signed]:
         try:
@@ -183,11 +182,11 @@ class Credit:
             )
         own = account.of(kit.me)
         work = account.tokens * len(account.stages)
-        unsigned = sum(account.unsigned.values())
+        unsigned = sum(n for gap, n in account.unsigned.items() if kit.me in gap.workers)
         kit.journal.emit(
             "training",
             "receipts",
-            f"receipts for {own} tokens of this peer's work",
+            f"receipts for {own} tokens of this peer's work, none for {unsigned}",
             "debug",
             epoch=account.epoch,
             tokens=account.tokens,
@@ -196,8 +195,8 @@ class Credit:
         )
         s = self.shares
         self.shares = Shares(s.own + own, s.work + work, s.unsigned + unsigned, s.epochs + 1)
-        if leads and unsigned:
-            self._say_unsigned(account, unsigned)
+        if leads and account.unsigned:
+            self._say_unsigned(account)
 
     def _settled(
         self, pending: Pending, signed: Sequence[Signed], certificate: Certificate | None
@@ -229,7 +228,10 @@ class Credit:
             certificate,
             tuple(good),
         )
-        return account, self._written(record)
+        why = ""
+        if good:
+            why = self._written(record)
+        return account, why
 
     def _written(self, record: EpochRecord) -> str:
         """Write a record; the reason why that failed, or "". Training goes on without it."""
@@ -297,12 +299,13 @@ class Credit:
             ground=refused.ground.value,
         )
 
-    def _say_unsigned(self, account: Account, unsigned: int) -> None:
+    def _say_unsigned(self, account: Account) -> None:
         now = self._kit.clock.now()
         if now - self._said_at < SAY_EVERY_S:
             return
         self._said_at = now
         silent = account.silent()
+        unsigned = sum(account.unsigned.values())
         self._kit.journal.emit(
             "training",
             "work-unsigned",

@@ -1,9 +1,10 @@
-"""A statement of work: what one peer signs about the ways of its micro-batches in one epoch. Pure.
+"""A statement of work: one peer's signed list of its neighbours on the routes of micro-batches in
+one epoch. Pure.
 
-The ways of a micro-batch form a ring: origin, hops, and the origin again. In the backward pass each
-peer of the ring takes a gradient from the peer behind it, the *giver*, and gives its own gradient
-to the peer before it, the *taker*. A statement names both for each micro-batch, so one signature an
-epoch confirms the work of all neighbours.
+The route of a micro-batch forms a ring: origin, hops, and the origin again. In the backward pass
+each peer of the ring takes a gradient from the peer behind it, the *giver*, and gives its own
+gradient to the peer before it, the *taker*. A statement names both for each micro-batch, so one
+signature an epoch confirms the work of all neighbours.
 """
 
 import hashlib
@@ -17,7 +18,7 @@ from node.core.ids import CellId, PeerId, is_cell
 from node.core.journey import Plan, Version, lineage
 from node.core.numbers import few, peer_name, whole
 from node.identity.keys import SIGNATURE_BYTES
-from node.pipeline.events import Way
+from node.pipeline.events import Neighbours
 from node.wire import bounds
 from protos import training_pb2 as pb
 
@@ -95,14 +96,14 @@ class Statement:
 
 
 def statement_of(
-    plan: Plan, made: Version, tokens: int, before: bytes, ways: Sequence[Way]
+    plan: Plan, made: Version, tokens: int, before: bytes, neighbours: Sequence[Neighbours]
 ) -> Statement | None:
-    """The statement of a peer with these ways, in the order of their numbers; ways over peers that
-    are no members of the plan are left out. None if nothing is left."""
+    """The statement of a peer with these neighbours, in the order of micro-batches; rows with peers
+    that are no members of the plan are left out. None if nothing is left."""
     place = {m.peer: i for i, m in enumerate(plan.members[:MOST_MEMBERS])}
     rows = [
         (w.index, w.tokens, place[w.taker], place[w.giver])
-        for w in sorted(ways, key=lambda w: w.index)
+        for w in sorted(neighbours, key=lambda w: w.index)
         if w.taker in place and w.giver in place
     ]
     if not rows:
