@@ -67,7 +67,7 @@ def _sums(report: Report, scenario: str, epochs: int) -> None:
     receipts = sum(found.receipts().values())
     unsigned = sum(found.unsigned().values())
     tokens = {c.epoch: c.tokens for c in outcome.commits}
-    committed = sum(tokens[a.epoch] * len(a.stages) for a in found.accounts)
+    committed = sum(tokens.get(a.epoch + 1, 0) * len(a.stages) for a in found.accounts)
     difference = receipts + unsigned + found.left_out() - committed
     name = f"{ITEM} {scenario}"
     said = f"{len(found.accounts)} epochs, {len(outcome.struck)} faults, seed 1"
@@ -145,7 +145,7 @@ def _lies(report: Report) -> None:
         refused = 0
         for _ in range(LIES):
             record = swarm.epoch()
-            (found,) = audit([lie(swarm, record, dice)], is_signed).values()
+            (found,) = audit([[lie(swarm, record, dice)]], is_signed).values()
             whole = sum(found.receipts().values()) == found.work
             refused += not whole and {r.ground for r in found.refused} == {ground}
         report.add(
@@ -188,7 +188,7 @@ def _costs(report: Report, epochs: int) -> None:
         records.append(_epoch_costs(swarm, costs))
     began = time.process_time()
     parsed = [EpochRecord.parse(raw) for raw in records]
-    (found,) = audit(parsed, is_signed).values()
+    (found,) = audit([parsed], is_signed).values()
     took = round(time.process_time() - began, 3)
     whole = sum(found.receipts().values()) == found.work and len(found.accounts) == epochs
     said = (

@@ -72,9 +72,11 @@ def files_of(home: Path) -> list[Path]:
 def load(files: Iterable[Path]) -> Ledger:
     """Read and verify files. Raises UsageFault for a file that cannot be read."""
     ledger = Ledger()
-    found = list[EpochRecord]()
+    contents = list[list[EpochRecord]]()
     for file in files:
         at = 0
+        found = list[EpochRecord]()
+        contents.append(found)
         for piece in records(read(file)):
             if isinstance(piece, Damage):
                 ledger.damaged.append(Damaged(file, piece.at, piece.nbytes))
@@ -85,7 +87,7 @@ def load(files: Iterable[Path]) -> Ledger:
             except WireError as e:
                 ledger.damaged.append(Damaged(file, at, len(piece), str(e)))
             at += len(framed(piece))
-    ledger.runs = audit(found, is_signed)
+    ledger.runs = audit(contents, is_signed)
     return ledger
 
 
@@ -135,6 +137,7 @@ def _run_document(run: RunAudit) -> dict[str, Any]:
         "epochs": len(run.accounts),
         "first_epoch": run.accounts[0].epoch if run.accounts else None,
         "last_epoch": run.accounts[-1].epoch if run.accounts else None,
+        "rows": run.rows,
         "tokens": run.tokens,
         "work": run.work,
         "peers": [
@@ -207,6 +210,10 @@ def _run_lines(run: RunAudit) -> list[str]:
     lines.append(f"  {'committed, all stages':32} {run.work:15,}")
     for peer, tokens in run.silent().most_common(MOST_SHOWN):
         lines.append(f"  {named(peer, _name(peer))} did not confirm {tokens:,} tokens here")
+    if run.rows > 1:
+        lines.append(
+            f"  these are {run.rows} rows of epochs that do not join: trust one that you know"
+        )
     if run.open:
         tokens = sum(run.open.values())
         lines.append(

@@ -53,7 +53,7 @@ class SwarmBooks:
 
     def audit(self) -> RunAudit:
         """The audit of all books together."""
-        (run,) = audit(self.records(), is_signed).values()
+        (run,) = audit([self.records()], is_signed).values()
         return run
 
 

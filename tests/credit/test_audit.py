@@ -24,7 +24,11 @@ def is_signed(peer: PeerId, data: bytes, signature: bytes, domain: str) -> bool:
 
 
 def audited(records: Iterable[EpochRecord]) -> RunAudit:
-    found = audit(records, is_signed)[RUN]
+    return audited_files(records)
+
+
+def audited_files(*files: Iterable[EpochRecord]) -> RunAudit:
+    found = audit(files, is_signed)[RUN]
     for account in found.accounts:
         assert account.sums() == dict.fromkeys(account.stages, account.tokens)
     return found
@@ -107,7 +111,7 @@ def test_a_statement_of_another_peer_or_epoch_or_run_is_no_receipt() -> None:
     run = audited([records[0], replace(records[1], signed=(old,))])
     assert (Ground.ELSEWHERE, old.peer) in grounds(run)
     assert sum(run.receipts().values()) == records[0].tokens * 3
-    other = audit([replace(records[0], run="ef" * 32)], is_signed)["ef" * 32]
+    other = audit([[replace(records[0], run="ef" * 32)]], is_signed)["ef" * 32]
     assert not other.accounts, "certificates of a run prove nothing in another one"
 
 
@@ -154,6 +158,19 @@ def test_of_two_histories_the_one_with_more_epochs_counts() -> None:
     assert run.tokens == sum(r.tokens for r in (first, *long))
     assert run.open == {1: short.tokens}
     assert (Ground.DOUBLE, short.plan.leader) in grounds(run)
+
+
+def test_of_two_histories_in_several_files_the_one_in_the_first_file_counts() -> None:
+    swarm = SigningSwarm()
+    mine = [swarm.epoch() for _ in range(2)]
+    strangers = SigningSwarm()
+    made_up = [strangers.epoch() for _ in range(3)]
+    run = audited_files(mine, made_up)
+    assert [r.tokens for r in mine] == [a.tokens for a in run.accounts[:2]]
+    assert run.receipts().keys() >= set(swarm.peers)
+    assert {r.ground for r in run.refused} == {Ground.DOUBLE}
+    assert run.rows == 2, "the third epoch of the strangers does not join the others"
+    assert audited(mine).rows == 1
 
 
 def test_a_record_under_another_plan_is_of_no_certified_version() -> None:

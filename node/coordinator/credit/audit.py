@@ -7,6 +7,9 @@ A version's lineage is a hash of the plan behind it, which has the lineage befor
 certificate proves all earlier epochs in a row, and with each next plan the tokens that the epoch
 before counted. In the same way a statement names the signer's statement before by hash, so one
 signature proves all earlier ones in a row.
+
+Voters are whom the plan names. Anybody can make up a history with voters of their own, so files
+have an order: of two histories of one epoch, the one in the earlier file counts.
 """
 
 from collections import Counter
@@ -28,14 +31,17 @@ Key = tuple[CellId, Version]
 
 @dataclass
 class RunAudit:
-    """The audit of one run. ``accounts``: of certified epochs, in their order; ``open``: tokens of
-    epochs that no certificate proves, which do not count; ``signatures``: that were checked."""
+    """The audit of one run. ``accounts``: of certified epochs, in their order; ``rows``: number of
+    rows of them in which each epoch starts from the version that the one before made; ``open``:
+    tokens of epochs that no certificate proves, which do not count; ``signatures``: that were
+    checked."""
 
     run: str
     accounts: list[Account] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
     open: Counter[int] = field(default_factory=Counter)
     signatures: int = 0
+    rows: int = 0
 
     @property
     def tokens(self) -> int:
@@ -78,19 +84,21 @@ class RunAudit:
         return sum(sum(a.left_out.values()) for a in self.accounts)
 
 
-def audit(records: Iterable[EpochRecord], check: CheckSignature) -> dict[str, RunAudit]:
-    """Audit records, by run. The same epoch may come several times, from files of several peers:
-    statements are put together, each counts once."""
-    runs: dict[str, list[EpochRecord]] = {}
-    for record in records:
-        runs.setdefault(record.run, []).append(record)
+def audit(files: Iterable[Iterable[EpochRecord]], check: CheckSignature) -> dict[str, RunAudit]:
+    """Audit the records of files, by run; the file that is trusted most comes first. The same epoch
+    may be in files of several peers: statements are put together, each counts once."""
+    runs: dict[str, list[tuple[int, EpochRecord]]] = {}
+    for number, records in enumerate(files):
+        for record in records:
+            runs.setdefault(record.run, []).append((number, record))
     return {run: _Auditing(run, found, check).audited() for run, found in sorted(runs.items())}
 
 
 @dataclass
 class _Epoch:
-    """One epoch, put together from records."""
+    """One epoch, put together from records. ``file``: number of the first file that has it."""
 
+    file: int
     plan: Plan
     made: Version
     dropped: tuple[int, ...]
@@ -103,13 +111,15 @@ class _Epoch:
 class _Auditing:
     """The audit of one run under way."""
 
-    def __init__(self, run: str, records: Iterable[EpochRecord], check: CheckSignature) -> None:
+    def __init__(
+        self, run: str, records: Iterable[tuple[int, EpochRecord]], check: CheckSignature
+    ) -> None:
         self._check = check
         self._run = run
         self._audit = RunAudit(run)
         self._epochs: dict[Key, _Epoch] = {}
-        for record in records:
-            self._add(record)
+        for file, record in records:
+            self._add(file, record)
         self._proven: dict[Key, Plan] = {}
         """Versions that a counted epoch starts from, each with the plan of that epoch."""
         self._counted: dict[tuple[CellId, int], Version] = {}
@@ -117,11 +127,11 @@ class _Auditing:
         self._vouched: dict[PeerId, set[bytes]] = {}
         """Hashes of statements that a checked statement of the same signer names."""
 
-    def _add(self, record: EpochRecord) -> None:
+    def _add(self, file: int, record: EpochRecord) -> None:
         key = (record.plan.cell_id, record.made)
         epoch = self._epochs.get(key)
         if epoch is None:
-            epoch = self._epochs[key] = _Epoch(record.plan, record.made, record.dropped)
+            epoch = self._epochs[key] = _Epoch(file, record.plan, record.made, record.dropped)
         epoch.claimed.add(record.tokens)
         if record.certificate is not None and record.certificate not in epoch.certificates:
             epoch.certificates.append(record.certificate)
@@ -135,12 +145,18 @@ class _Auditing:
         for key, epoch in self._epochs.items():
             by_epoch.setdefault(epoch.plan.epoch, []).append(key)
         for number in sorted(by_epoch, reverse=True):
-            # Of two histories the one counts that more epochs were built on.
-            for key in sorted(by_epoch[number], key=lambda key: (key not in self._proven, key)):
+            for key in sorted(by_epoch[number], key=self._rank):
                 self._audit_epoch(key, self._epochs[key])
         a.accounts.reverse()
+        made = {(cell, version) for (cell, _), version in self._counted.items()}
+        a.rows = sum(key not in made for key in self._proven)
         a.refused.sort(key=lambda r: (r.epoch, r.peer))
         return a
+
+    def _rank(self, key: Key) -> tuple[int, bool, Key]:
+        """Order of the histories of one epoch: by their files, in one file first the history that
+        more epochs were built on."""
+        return self._epochs[key].file, key not in self._proven, key
 
     def _audit_epoch(self, key: Key, epoch: _Epoch) -> None:
         a = self._audit
