@@ -33,6 +33,10 @@ SAY_EVERY_S = 60.0
 """Seconds between two events about work without a receipt."""
 
 
+Collected = tuple[Signed, frozenset[int]]
+"""A statement of a member, and the places of the members that it names."""
+
+
 class Worked(Protocol):
     """The pipeline of this peer."""
 
@@ -79,7 +83,7 @@ class Credit:
         """Hash of the newest plan that a leader sent, and the receipts beside it."""
         self._collecting: frozenset[str] = frozenset()
         """The plan in force, if its leader collects statements."""
-        self._collected: tuple[str, dict[PeerId, tuple[Signed, Statement]]] = "", {}
+        self._collected: tuple[str, dict[PeerId, Collected]] = "", {}
         """Hash of a plan that this peer leads, and the statements of its members."""
         self._order = asyncio.Lock()
         self._said_at = float("-inf")
@@ -258,9 +262,10 @@ class Credit:
         statement = Statement.parse(signed.said)
         if self._collected[0] != plan_hash:
             self._collected = plan_hash, {}
-        self._collected[1][signed.peer] = signed, statement
+        named = frozenset((*statement.takers, *statement.givers))
+        self._collected[1][signed.peer] = signed, named
 
-    def _of(self, plan_hash: str) -> Mapping[PeerId, tuple[Signed, Statement]]:
+    def _of(self, plan_hash: str) -> Mapping[PeerId, Collected]:
         known, statements = self._collected
         if known != plan_hash:
             return {}
@@ -317,7 +322,7 @@ class Credit:
         )
 
 
-def _naming(place: int, statements: Iterable[tuple[Signed, Statement]]) -> Iterable[Signed]:
+def _naming(place: int, statements: Iterable[Collected]) -> Iterable[Signed]:
     """The statements that name the member at this place, the shortest first."""
-    found = [s for s, said in statements if place in said.takers or place in said.givers]
+    found = [signed for signed, named in statements if place in named]
     return sorted(found, key=lambda s: (len(s.said), s.peer))
