@@ -12,7 +12,7 @@ from node.sim.setup import Setup
 from testbed.swarms.receipts import SwarmBooks
 from tests.sim.outcomes import finished
 
-CHURN = Setup(epochs=100, micro_batches=6)
+CHURN = Setup(epochs=100)
 SHORT = replace(CHURN, epochs=8)
 
 
@@ -41,7 +41,7 @@ def test_without_faults_every_token_has_a_receipt() -> None:
     books = SwarmBooks()
     finished(SHORT, Schedule(1, ()), books.factory())
     run = books.audit()
-    assert sum(run.receipts().values()) == run.work == 3 * 8 * 6 * SHORT.tokens
+    assert sum(run.receipts().values()) == run.work == 3 * 8 * SHORT.micro_batches * SHORT.tokens
     assert not run.refused
     assert not run.open
 
