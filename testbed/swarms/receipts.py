@@ -28,10 +28,12 @@ class MemoryBook:
 
 @dataclass
 class SwarmBooks:
-    """A book for each peer. ``is_old``: True for the name of a peer with older software."""
+    """A book for each peer. ``is_old``: True for the name of a peer with older software;
+    ``counted``: tokens that the member of each peer's newest process counts in its history."""
 
     is_old: Callable[[PeerId], bool] = lambda peer: False
     books: dict[PeerId, MemoryBook] = field(default_factory=dict)
+    counted: dict[PeerId, Callable[[], int]] = field(default_factory=dict)
 
     def factory(self) -> MachineFactory:
         """Factory whose peers write into these books."""
@@ -39,6 +41,7 @@ class SwarmBooks:
 
     def _opens(self, peer: SimPeer) -> None:
         training = peer.training
+        self.counted[peer.name] = lambda: training.member.tokens
         if not self.is_old(peer.name):
             training.credit.book = self.books.setdefault(peer.name, MemoryBook())
             return
@@ -50,6 +53,10 @@ class SwarmBooks:
     def records(self) -> list[EpochRecord]:
         """The records of all books."""
         return [EpochRecord.parse(r) for book in self.books.values() for r in book.records]
+
+    def committed(self) -> int:
+        """Tokens that the swarm has committed, as its members count them."""
+        return max(counted() for counted in self.counted.values())
 
     def audit(self) -> RunAudit:
         """The audit of all books together."""

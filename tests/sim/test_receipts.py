@@ -16,11 +16,6 @@ CHURN = Setup(epochs=100)
 SHORT = replace(CHURN, epochs=8)
 
 
-def committed(outcome_commits: list) -> int:
-    """Tokens of the newest commit of each epoch."""
-    return sum({c.epoch: c.tokens for c in outcome_commits}.values())
-
-
 def test_after_100_epochs_under_churn_every_committed_token_is_accounted_for() -> None:
     books = SwarmBooks()
     outcome = finished(CHURN, lay(("churn",), CHURN, 1), books.factory())
@@ -29,7 +24,7 @@ def test_after_100_epochs_under_churn_every_committed_token_is_accounted_for() -
     assert [a.epoch for a in run.accounts] == list(range(100))
     for account in run.accounts:
         assert account.sums() == dict.fromkeys(account.stages, account.tokens)
-    assert run.tokens == committed(outcome.commits)
+    assert run.tokens == books.committed()
     receipts = sum(run.receipts().values())
     unsigned = sum(run.unsigned().values())
     assert receipts + unsigned + run.left_out() == run.work == 3 * run.tokens
