@@ -55,18 +55,72 @@ class LackingNote(_message.Message):
     def __init__(self, peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PlanNote(_message.Message):
-    __slots__ = ("plan", "signature", "certificate", "supporters", "doubles")
+    __slots__ = ("plan", "signature", "certificate", "supporters", "doubles", "receipts")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     SUPPORTERS_FIELD_NUMBER: _ClassVar[int]
     DOUBLES_FIELD_NUMBER: _ClassVar[int]
+    RECEIPTS_FIELD_NUMBER: _ClassVar[int]
     plan: bytes
     signature: bytes
     certificate: CertificateNote
     supporters: _containers.RepeatedCompositeFieldContainer[SupporterNote]
     doubles: _containers.RepeatedCompositeFieldContainer[DoubleVoteNote]
-    def __init__(self, plan: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., certificate: _Optional[_Union[CertificateNote, _Mapping]] = ..., supporters: _Optional[_Iterable[_Union[SupporterNote, _Mapping]]] = ..., doubles: _Optional[_Iterable[_Union[DoubleVoteNote, _Mapping]]] = ...) -> None: ...
+    receipts: ReceiptsNote
+    def __init__(self, plan: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., certificate: _Optional[_Union[CertificateNote, _Mapping]] = ..., supporters: _Optional[_Iterable[_Union[SupporterNote, _Mapping]]] = ..., doubles: _Optional[_Iterable[_Union[DoubleVoteNote, _Mapping]]] = ..., receipts: _Optional[_Union[ReceiptsNote, _Mapping]] = ...) -> None: ...
+
+class WorkNote(_message.Message):
+    __slots__ = ("cell", "made", "tokens", "before", "indices", "sizes", "takers", "givers")
+    CELL_FIELD_NUMBER: _ClassVar[int]
+    MADE_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    SIZES_FIELD_NUMBER: _ClassVar[int]
+    TAKERS_FIELD_NUMBER: _ClassVar[int]
+    GIVERS_FIELD_NUMBER: _ClassVar[int]
+    cell: str
+    made: VersionNote
+    tokens: int
+    before: bytes
+    indices: _containers.RepeatedScalarFieldContainer[int]
+    sizes: _containers.RepeatedScalarFieldContainer[int]
+    takers: _containers.RepeatedScalarFieldContainer[int]
+    givers: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, cell: _Optional[str] = ..., made: _Optional[_Union[VersionNote, _Mapping]] = ..., tokens: _Optional[int] = ..., before: _Optional[bytes] = ..., indices: _Optional[_Iterable[int]] = ..., sizes: _Optional[_Iterable[int]] = ..., takers: _Optional[_Iterable[int]] = ..., givers: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class WorkReceipt(_message.Message):
+    __slots__ = ("peer", "work", "signature")
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    peer: str
+    work: bytes
+    signature: bytes
+    def __init__(self, peer: _Optional[str] = ..., work: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class ReceiptsNote(_message.Message):
+    __slots__ = ("receipts",)
+    RECEIPTS_FIELD_NUMBER: _ClassVar[int]
+    receipts: _containers.RepeatedCompositeFieldContainer[WorkReceipt]
+    def __init__(self, receipts: _Optional[_Iterable[_Union[WorkReceipt, _Mapping]]] = ...) -> None: ...
+
+class EpochReceipts(_message.Message):
+    __slots__ = ("run", "plan", "dropped", "tokens", "certificate", "receipts")
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    DROPPED_FIELD_NUMBER: _ClassVar[int]
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
+    RECEIPTS_FIELD_NUMBER: _ClassVar[int]
+    run: str
+    plan: bytes
+    dropped: _containers.RepeatedScalarFieldContainer[int]
+    tokens: int
+    certificate: CertificateNote
+    receipts: _containers.RepeatedCompositeFieldContainer[WorkReceipt]
+    def __init__(self, run: _Optional[str] = ..., plan: _Optional[bytes] = ..., dropped: _Optional[_Iterable[int]] = ..., tokens: _Optional[int] = ..., certificate: _Optional[_Union[CertificateNote, _Mapping]] = ..., receipts: _Optional[_Iterable[_Union[WorkReceipt, _Mapping]]] = ...) -> None: ...
 
 class VoteNote(_message.Message):
     __slots__ = ("cell", "term", "attempt", "version", "voters", "stage", "digest", "signature")
@@ -188,18 +242,22 @@ class RoundNote(_message.Message):
     def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., dead: _Optional[_Iterable[str]] = ..., owners: _Optional[_Mapping[str, str]] = ..., sources: _Optional[_Iterable[str]] = ..., dropped: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ..., digest: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class CommittedNote(_message.Message):
-    __slots__ = ("plan_hash", "attempt", "digest", "speed", "vote")
+    __slots__ = ("plan_hash", "attempt", "digest", "speed", "vote", "work", "work_signature")
     PLAN_HASH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     SPEED_FIELD_NUMBER: _ClassVar[int]
     VOTE_FIELD_NUMBER: _ClassVar[int]
+    WORK_FIELD_NUMBER: _ClassVar[int]
+    WORK_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     plan_hash: str
     attempt: int
     digest: str
     speed: float
     vote: bytes
-    def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., digest: _Optional[str] = ..., speed: _Optional[float] = ..., vote: _Optional[bytes] = ...) -> None: ...
+    work: bytes
+    work_signature: bytes
+    def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., digest: _Optional[str] = ..., speed: _Optional[float] = ..., vote: _Optional[bytes] = ..., work: _Optional[bytes] = ..., work_signature: _Optional[bytes] = ...) -> None: ...
 
 class IncompleteNote(_message.Message):
     __slots__ = ("plan_hash", "attempt", "holds", "failed", "impossible")

@@ -49,6 +49,7 @@ from node.config import NodeConfig
 from node.consensus.election import Colleagues
 from node.consensus.rules import Read
 from node.control.pledges import Pledges
+from node.coordinator.credit.book import RECEIPTS, Book, FileBook
 from node.coordinator.kit import Callbacks, Kit
 from node.coordinator.leading import PeerMachines
 from node.coordinator.led_cell import LedCell
@@ -316,6 +317,7 @@ async def assemble(
             gradients,
             facts=facts,
             ledger=VoteLedger(config.swarm_dir(manifest.run_id) / "votes"),
+            book=FileBook(config.swarm_dir(manifest.run_id) / RECEIPTS),
             learn=learn,
             weights=given,
             files=run_files.read,
@@ -484,9 +486,10 @@ class Ports:
     ``parts``: the parts of every stage that can have an owner; ``text`` at the ends only. ``read``
     reads the owner's changes (None: as the manifest's owner signs them), ``facts`` makes the facts
     that leaders plan with from the manifest; ``ledger`` keeps votes, None for memory;
-    ``weights`` reads any stage of the model that the run begins from, None where it is not here;
-    ``files`` reads a file of the run by its sha256. ``places``: of the pipeline, 0 for its own
-    number. ``recorder`` records the machines that it has made; None records nothing."""
+    ``book`` keeps receipts of work, None keeps none; ``weights`` reads any stage of the model that
+    the run begins from, None where it is not here; ``files`` reads a file of the run by its sha256.
+    ``places``: of the pipeline, 0 for its own number. ``recorder`` records the machines that it has
+    made; None records nothing."""
 
     identity: Signer
     transport: TransportPort
@@ -511,6 +514,7 @@ class Ports:
     facts: Callable[[RunFacts], RunFacts] = lambda facts: facts
     colleagues: Colleagues | None = None
     ledger: VoteLedger | None = None
+    book: Book | None = None
     learn: Callable[[PeerId, Sequence[str]], None] = lambda peer, addresses: None
     weights: Given | None = None
     files: Callable[[str], bytes | None] | None = None
@@ -612,7 +616,7 @@ def compose(manifest: Manifest, ports: Ports, state: StageState) -> Services:
         callbacks,
         o.on_error,
     )
-    training = Training(kit, o.identity, lambda: o.presence.view, o.machines, o.ledger)
+    training = Training(kit, o.identity, lambda: o.presence.view, o.machines, o.ledger, o.book)
     o.meter.accuse = training.accuse
     o.meter.timer = o.thread.now
     o.transport.on_lost(training.lost)

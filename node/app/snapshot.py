@@ -336,6 +336,15 @@ class SnapshotBuilder:
             cell=cell,
             change=change,
         )
+        if (shares := training.credit.shares).epochs:
+            s.receipts.CopyFrom(
+                pb.ReceiptsLine(
+                    own=shares.own,
+                    work=shares.work,
+                    unsigned=shares.unsigned,
+                    epochs=shares.epochs,
+                )
+            )
         if given_up := training.following.past.given_up_epochs:
             tokens = training.following.past.given_up_tokens
             s.warnings.append(

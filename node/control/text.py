@@ -139,6 +139,7 @@ def status_lines(s: Snapshot, verbose: bool = False) -> list[Text]:
         ("warm-up", warmup_words(s)),
         ("my work", _my_work(s)),
         ("counted", _counted(s)),
+        ("receipts", receipts_words(s)),
         ("rounds", _rounds(s.round)),
         *_paths(s),
         *_cell(s),
@@ -200,6 +201,15 @@ def _counted(s: Snapshot) -> str:
     if s.tokens_per_s:
         said += f"   {count(s.tokens_per_s)} tok/s"
     return said
+
+
+def receipts_words(s: Snapshot) -> str:
+    """This peer's share of the swarm's work by receipts; "" before the first epoch with them."""
+    r = s.receipts
+    if not (r.epochs and r.work):
+        return ""
+    epochs = several(r.epochs, "epoch")
+    return f"{r.own / r.work:.1%} of the swarm's work in {epochs}"
 
 
 def _rounds(r: RoundLine) -> str:

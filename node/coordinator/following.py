@@ -57,6 +57,15 @@ class PeerPort(Protocol):
         """This peer now belongs to the cell that ``plan`` founds."""
         ...
 
+    def follows(self, plan: Plan) -> None:
+        """A plan is in force here."""
+        ...
+
+    def commits(self, plan: Plan, note: pb.Note) -> None:
+        """This peer's member has committed the version that ``plan`` made; ``note`` is about to say
+        so to the leader."""
+        ...
+
 
 class Following:
     """The driver of one member. ``finished``: set when the run is complete."""
@@ -191,6 +200,7 @@ class Following:
                 return ev.Adopted(ended, digest)
             case ev.TellCommitted(plan):
                 note = notes.committed_note(action, self._kit.work.speed(), self._vote(action))
+                self._port.commits(plan, note)
                 tasks.spawn(self._port.tell_leader(plan, note), "committed")
             case ev.TellIncomplete(plan, ended):
                 for peer in ended.failed:
@@ -233,6 +243,7 @@ class Following:
         kit = self._kit
         self._admission.terms.saw(plan.term, kit.clock.wall())
         self._kit.work.colleagues.meet([m.peer for m in plan.members if m.current], kit.clock.now())
+        self._port.follows(plan)
         if self._kit.work.plan is None or plan.leader != self._kit.work.plan.leader:
             self._port.leader_changed()
         if behind is not None:

@@ -81,6 +81,9 @@ class Leading:
         self._conduct: Mapping[PeerId, Record] = {}
         """Records of the members from when this peer led last."""
         self._closed = False
+        self.addressed: Callable[[pb.Note, Plan | None, PeerId], pb.Note] = lambda note, *_: note
+        """Makes of a plan's note, and of the plan that this peer followed before, the note to one
+        member."""
 
     # ----------------------------------------------------------- the lead
 
@@ -211,7 +214,8 @@ class Leading:
             return
         for m in plan.members:
             # A member may have to load an older version before it answers.
-            deliver = self._deliver(m.peer, note, ev.PlanArrived(plan), plan.deadline_s)
+            addressed = self.addressed(note, before, m.peer)
+            deliver = self._deliver(m.peer, addressed, ev.PlanArrived(plan), plan.deadline_s)
             kit.tasks.spawn(deliver, "plan")
 
     async def _take_over(self, plan: Plan, note: pb.Note) -> None:
@@ -220,11 +224,12 @@ class Leading:
         event = ev.PlanArrived(plan)
         me = self._kit.me
         following = {me}
-        others = [
-            self._kit.tasks.spawn(self._deliver(m.peer, note, event, plan.deadline_s), "plan")
-            for m in plan.members
-            if m.peer != me
-        ]
+        others = list[asyncio.Task[PeerId | None]]()
+        for m in plan.members:
+            if m.peer != me:
+                addressed = self.addressed(note, None, m.peer)
+                deliver = self._deliver(m.peer, addressed, event, plan.deadline_s)
+                others.append(self._kit.tasks.spawn(deliver, "plan"))
         for told in asyncio.as_completed(others):
             if (peer := await told) is not None:
                 following.add(peer)

@@ -15,6 +15,8 @@ from node.consensus.terms import Terms
 from node.consensus.version_history import VersionHistory
 from node.coordinator import notes
 from node.coordinator.candidacy import Candidacy
+from node.coordinator.credit.book import Book
+from node.coordinator.credit.keeper import Credit
 from node.coordinator.following import Following
 from node.coordinator.kit import Kit
 from node.coordinator.known_peers import KnownPeers
@@ -54,7 +56,8 @@ HEARD_S = 5.0
 
 class Training(rpc.TrainingServicer):
     """One peer's part in the epochs of a run. ``view()`` shows the peers that the directory lists
-    as alive; ``ledger`` keeps votes, None: in memory only."""
+    as alive; ``ledger`` keeps votes, None: in memory only; ``book`` keeps receipts of work, None:
+    no book."""
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class Training(rpc.TrainingServicer):
         view: Callable[[], View],
         machines: PeerMachines | None = None,
         ledger: VoteLedger | None = None,
+        book: Book | None = None,
     ) -> None:
         machines = machines or PeerMachines()
         work = kit.work
@@ -84,6 +88,8 @@ class Training(rpc.TrainingServicer):
         self.leading = Leading(
             kit, self, trust, self.statements, self.messenger, recalling, machines
         )
+        self.credit = Credit(kit, identity, work.engines.pipeline, book)
+        self.leading.addressed = self.credit.addressed
         self.candidacy = Candidacy(
             kit, view, self.admission, self.messenger, self.following, self.leading
         )
@@ -350,6 +356,11 @@ class Training(rpc.TrainingServicer):
                 self.leading.supported(support)
         if isinstance(event, ev.Committed) and not self._counts(event, note.committed.vote):
             return "this peer has voted for two results of one attempt"
+        if isinstance(event, ev.Committed) and (about := self.leader.votes_on(event)) is not None:
+            try:
+                self.credit.collect(peer, about[0], note.committed)
+            except WireError as e:  # its commit counts all the same
+                self.kit.transport.fault(peer, str(e), 1.0)
         self.leading.lead(event)
         return None
 
@@ -379,6 +390,7 @@ class Training(rpc.TrainingServicer):
                 self.reporting.hurry()
             return found.reason
         self.candidacy.election.forgive(peer)
+        self.credit.heard(found, note)
         return await self.following.told(ev.PlanArrived(found))
 
     def _here(self) -> Here:
@@ -453,6 +465,16 @@ class Training(rpc.TrainingServicer):
     async def happens(self, event: Any) -> str | None:
         """Feed the member. Returns the reason of a refusal, or None."""
         return await self.following.happens(event)
+
+    def follows(self, plan: Plan) -> None:
+        """A plan is in force: receipts of the epoch before it count."""
+        self.credit.follows(plan, self.admission.trust.certificate)
+
+    def commits(self, plan: Plan, note: pb.Note) -> None:
+        """The member has committed the version that ``plan`` made: its note to the leader gets a
+        statement of this peer's work."""
+        m = self.member
+        self.credit.commits(plan, m.at, m.dropped, m.tokens - plan.tokens, note)
 
     def leader_changed(self) -> None:
         """This peer follows another leader than before: its record names the leader."""

@@ -417,6 +417,18 @@ Action = (
 
 
 @dataclass(frozen=True, slots=True)
+class Neighbours:
+    """Neighbours of this peer on the route of one micro-batch that counts here. ``tokens``: of the
+    micro-batch; ``taker``: peer that took this peer's gradient; ``giver``: peer that gave it one.
+    (An origin gives to the last hop, and gets from the first.)"""
+
+    index: int
+    tokens: int
+    taker: PeerId
+    giver: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class MicroBatchDone:
     """Result of a micro-batch. ``loss_sum`` in nats over its ``tokens``; both 0 if it is not
     counted."""

@@ -190,6 +190,9 @@ class PipelineMachine:
         self.suspects = Suspects()
         self._begun: deque[str] = deque(maxlen=BEGUN)
         """Hashes of the plans that were in force here."""
+        self.neighbours: dict[int, tuple[PeerId, PeerId]] = {}
+        """Of each micro-batch that counts here: the peer that took this peer's gradient, and the
+        peer that gave it one."""
         self._naming: set[PeerId] = set()
         """Origins that have named a share in this epoch."""
         self._nameless: set[PeerId] = set()
@@ -301,6 +304,7 @@ class PipelineMachine:
             ),
         ]
         self.visits.clear()
+        self.neighbours.clear()
         self.suspects.gone.clear()
         self.plan = plan
         self.closed = False
@@ -547,6 +551,11 @@ class PipelineMachine:
         if not visit.named or visit.committed or self.closed or back.step < Step.COMPUTED:
             return []
         visit.committed = True
+        journey = visit.journey
+        # An origin gives its gradient from its last position, and gets one at its first.
+        taker = beside(journey, key.position or len(journey) - 1, BACKWARD)
+        giver = beside(journey, key.position, FORWARD)
+        self.neighbours[key.index] = journey[taker].peer, journey[giver].peer
         if back.step is Step.SETTLED and key.position:
             return [Commit(key), Free(key)]
         return [Commit(key)]

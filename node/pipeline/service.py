@@ -232,6 +232,8 @@ class Pipeline(PipelineBase):
         self.origin = Origin(self)
         """Takes the ends' own micro-batches through the swarm."""
         self._idle_seen = 0.0
+        self._counted: dict[int, int] = {}
+        """Tokens of each micro-batch of the plan that counts here."""
         self._sliced = 0
         self.math.pausing(device.breathe)
         requests = self.forward_requests
@@ -252,6 +254,7 @@ class Pipeline(PipelineBase):
             return
         self.handle(ev.AdoptPlan(plan))
         self.origin.forget()
+        self._counted.clear()
         self._gradients.reset()
         if plan is not None:
             self.guard.begin(plan.epoch)
@@ -320,6 +323,16 @@ class Pipeline(PipelineBase):
     def micro_batches(self) -> int:
         """Micro-batches of this epoch with a share that counts here."""
         return self._gradients.micro_batches
+
+    def worked(self) -> list[ev.Neighbours]:
+        """Neighbours of each micro-batch that counts here by the plan in force, in the order of
+        their numbers."""
+        neighbours = self.machine.neighbours
+        return [
+            ev.Neighbours(index, tokens, *neighbours[index])
+            for index, tokens in sorted(self._counted.items())
+            if index in neighbours
+        ]
 
     async def take_gradients(self, epoch: int) -> tuple[dict[str, Tensor], int]:
         """Parameter gradient sums of this stage by name, and the tokens behind them; ({}, 0) for
@@ -513,6 +526,7 @@ class Pipeline(PipelineBase):
         ends = (work,) if last is None else (last, work)
         shares = [w.share for w in ends if w.share is not None]
         work.share = None
+        self._counted[key.index] = ends[0].tokens
         self._gradients.offer(shares, ends[0].tokens)
         adding = self.device.enqueue(Priority.COMMIT, self._gradients.drain)
         asyncio.wrap_future(adding).add_done_callback(self._added)

@@ -73,7 +73,7 @@ NOTES: Mapping[int, tuple[str, Limit]] = {
     10: ("plan", Limit(LARGEST, 4, 10, 60, breach=0.25, sender=Sender.LEADER)),
     11: ("finished", Limit(MIB, 32, 10, 60)),
     12: ("round", Limit(LARGEST, 4, 10, 60, breach=0.25, sender=Sender.LEADER)),
-    13: ("committed", Limit(4 * KIB, 32, 10, 60)),
+    13: ("committed", Limit(68 * KIB, 32, 10, 60)),
     14: ("incomplete", Limit(2 * MIB, 4, 10, 60)),
     15: ("fault", Limit(KIB, 32, 10, 60)),
     16: ("ready", Limit(64 * KIB, 4, 10, 60)),

@@ -22,6 +22,7 @@ from node.control.text import (
     done_words,
     paths_words,
     present,
+    receipts_words,
     state_words,
     warmup_words,
 )
@@ -342,6 +343,8 @@ def _me(s: Snapshot, work: Mapping[str, Any]) -> dict[str, str]:
     share = "-"
     if own:
         share = f"{max(own):.0%} of the micro-batches at its stage"
+    if receipts := receipts_words(s):
+        share = f"{receipts}; {share}".removesuffix("; -")
     last = ""
     if s.micro_batches and s.last_work_s < 60:
         last = ", the last one within a minute"

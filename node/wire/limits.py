@@ -45,6 +45,8 @@ TEXT = 4 * KIB
 """Bytes of a text, a signature or a digest that has no row of its own."""
 PLAN = 4 * MIB
 """Bytes of a plan."""
+WORK = 64 * KIB
+"""Bytes of a statement of work: some 5 for each micro-batch of a peer in one epoch."""
 STOPS = 16
 """Stop texts of a request for text."""
 MESSAGES = 256
@@ -83,6 +85,8 @@ SIZES: Mapping[str, int] = {
     "v1.PunchAsk": 4 * KIB,
     "v1.PunchAnswer": 4 * KIB,
     "v1.Note": PLAN + 64 * KIB,
+    "v1.WorkNote": WORK,
+    "v1.EpochReceipts": PLAN + 64 * KIB,
     "v1.NoteReply": 16 * KIB,
     "v1.HistoryRequest": KIB,
     "v1.HistoryReply": PLAN + 64 * KIB,
@@ -114,11 +118,11 @@ SIZES: Mapping[str, int] = {
 LIMITS: Mapping[str, Limit] = {
     # Notes, by their kind. A heartbeat has some 90 bytes for each of 64 neighbours, and up to 8
     # KiB of the owner's change. A result has up to 40 bytes. A round names the new owners of parts,
-    # 120 bytes each, and its dropped micro-batches, 3 bytes each.
+    # 120 bytes each, and its dropped micro-batches, 3 bytes each. A commit has a statement of work.
     "v1.Note.plan": _PLAN_NOTE,
     "v1.Note.finished": Limit(nbytes=MIB),
     "v1.Note.round": Limit(nbytes=2 * MIB),
-    "v1.Note.committed": Limit(nbytes=4 * KIB),
+    "v1.Note.committed": Limit(nbytes=WORK + 4 * KIB),
     "v1.Note.incomplete": Limit(nbytes=2 * MIB),
     "v1.Note.fault": Limit(nbytes=KIB),
     "v1.Note.ready": Limit(nbytes=64 * KIB),
@@ -130,6 +134,16 @@ LIMITS: Mapping[str, Limit] = {
     "v1.PlanNote.plan": Limit(nbytes=PLAN),
     "v1.PlanNote.supporters": Limit(PEERS, NAME),
     "v1.PlanNote.doubles": _PROOFS,
+    "v1.CommittedNote.work": Limit(nbytes=WORK),
+    "v1.WorkNote.indices": Limit(MOST_RESULTS),
+    "v1.WorkNote.sizes": Limit(MOST_RESULTS),
+    "v1.WorkNote.takers": Limit(MOST_RESULTS),
+    "v1.WorkNote.givers": Limit(MOST_RESULTS),
+    "v1.WorkReceipt.work": Limit(nbytes=WORK),
+    "v1.ReceiptsNote.receipts": Limit(PEERS, WORK + KIB),
+    "v1.EpochReceipts.plan": Limit(nbytes=PLAN),
+    "v1.EpochReceipts.dropped": Limit(MICRO_BATCHES),
+    "v1.EpochReceipts.receipts": Limit(PEERS, WORK + KIB),
     "v1.CertificateNote.voters": _PEERS,
     "v1.CertificateNote.ballots": Limit(PEERS, NAME),
     "v1.FinishedNote.results": Limit(MOST_RESULTS, 128),

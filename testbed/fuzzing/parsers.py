@@ -24,6 +24,9 @@ from node.checkpoint.archive.place import Page as ArchivePage
 from node.checkpoint.store import FileEntry
 from node.consensus.rules import Rules
 from node.coordinator import notes
+from node.coordinator.credit import book
+from node.coordinator.credit.record import EpochRecord
+from node.coordinator.credit.statement import Signed, Statement
 from node.core.errors import LocalFault, Refused, UsageFault, WireError
 from node.core.ids import RunId, first_cell
 from node.core.journey import (
@@ -438,6 +441,16 @@ def _model_json() -> bytes:
     ).encode()
 
 
+def _work() -> Statement:
+    made = Version(4, LINEAGE)
+    return Statement(CELL, made, 40, b"\1" * 32, (0, 3), (16, 24), (0, 1), (1, 2))
+
+
+def _receipts() -> bytes:
+    signed = Signed(PEER, _work().said(), b"\2" * 64)
+    return EpochRecord(RUN, plan(), (3,), 40, None, (signed,)).encoded()
+
+
 def _texts() -> dict[str, tuple[Parser, Callable[[], Sequence[bytes]]]]:
     """Parsers of everything that is no message of protobuf, and valid bytes of each."""
     cell_record = census.CellRecord(CELL, Version(3, LINEAGE), (2, 1), True, 9.5)
@@ -545,6 +558,16 @@ def _texts() -> dict[str, tuple[Parser, Callable[[], Sequence[bytes]]]]:
         "files of a model": (
             Parser(_model_files, (UsageFault,)),
             lambda: [_model_json()],
+        ),
+        "statement of work": (Parser(Statement.parse), lambda: [_work().said()]),
+        "record of receipts": (
+            # A plan of a few KiB is compressed to a sixth.
+            Parser(EpochRecord.parse, calls_per_byte=40, bytes_per_byte=1000),
+            lambda: [_receipts()],
+        ),
+        "file of receipts": (
+            Parser(lambda raw: len(list(book.records(raw)))),
+            lambda: [book.framed(_receipts()) * 3],
         ),
         "parcel": (
             Parser(parcel.payload),

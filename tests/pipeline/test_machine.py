@@ -245,6 +245,7 @@ def test_the_origin_names_the_journey_that_came_home():
     assert actions.index(ev.TellCounted(0, (PeerId("s1a"), PeerId("s3b")))) < actions.index(
         ev.Finished(start)
     )
+    assert machine.neighbours == {0: ("s3b", "s1a")}, "it gives to the last hop"
 
 
 @pytest.mark.parametrize(
@@ -368,3 +369,23 @@ def test_nobody_waits_for_a_peer_the_leader_found_dead():
     machine.handle(ev.Start(0), 3.0)
     (anew,) = machine.handle(ev.Computed(Key(3, 0, 0), Direction.FORWARD), 3.0)
     assert isinstance(anew, ev.Send), "another plan, another view"
+
+
+def test_neighbours_of_a_share_are_those_that_took_and_gave_a_gradient() -> None:
+    machine, plan = at("s2a", replicas=2)
+    claim = left_out(plan, 2)
+    before = claim.journey[1].peer
+    behind = claim.journey[3].peer
+    forwarded(machine, claim, before)
+    machine.handle(ev.TensorReceived(Direction.BACKWARD, claim, behind), 0.0)
+    machine.handle(ev.Computed(claim.key, Direction.BACKWARD), 0.0)
+    assert machine.neighbours == {}, "nothing counts yet"
+    failed = ev.Turned(claim.key, Direction.BACKWARD, before, Trouble.FAILED)
+    (again,) = machine.handle(failed, 0.0)
+    assert isinstance(again, ev.Send)
+    assert again.peer != before
+    machine.handle(ev.Passed(claim.key, Direction.BACKWARD, again.peer), 0.0)
+    machine.handle(ev.Counted(3, plan.hash, 0, ORIGIN), 0.0)
+    assert machine.neighbours == {0: (again.peer, behind)}
+    machine.handle(ev.AdoptPlan(None), 0.0)
+    assert machine.neighbours == {}

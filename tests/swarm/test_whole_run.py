@@ -140,6 +140,20 @@ def test_all_epochs_are_trained_and_the_loss_falls(swarm):
     swarm.digests_equal()
 
 
+def test_receipts_of_the_run_are_verified_without_a_daemon(swarm):
+    own = document(swarm.tutti("ledger", "--json", home="ends-0"))
+    (run,) = own["runs"]
+    assert own["verified"] is True
+    assert (run["run"], run["rows"]) == (swarm.manifest.run_id, 1)
+    assert run["last_epoch"] >= EPOCHS - 2
+    receipts = sum(p["receipts"] for p in run["peers"])
+    assert receipts + run["unsigned"] + run["left_out"] == run["work"] > 0
+    assert receipts > 0.9 * run["work"], "the only ends peer leads, and has all statements"
+    assert {p["peer"] for p in run["peers"]} == {p.key for p in swarm.made.values()}
+    status = document(swarm.tutti("status", "--json", home="stage-1-0"))
+    assert 0 < int(status["receipts"]["own"]) < int(status["receipts"]["work"])
+
+
 @pytest.mark.skipif(not CURVES, reason="the extra tensorboard is not installed")
 def test_a_peer_without_ends_writes_the_curves_of_the_run(swarm):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

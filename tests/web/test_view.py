@@ -5,13 +5,13 @@ import math
 
 import pytest
 
-from node.control.text import covers
+from node.control.text import covers, status_lines
 from node.core.errors import LocalFault
 from node.web.samples import MOST, MOST_TEXT, Sample
 from node.web.view import MOST_BYTES, MOST_PEERS, State, document, is_last, without_answer
 from node.web.wishes import wishes
 from protos.ask_pb2 import PeersAnswer
-from protos.control_pb2 import EpochLine, Event, Snapshot, WorkLine
+from protos.control_pb2 import EpochLine, Event, ReceiptsLine, Snapshot, WorkLine
 from testbed.fakes.canned_crowd import HOSTILE, CannedCrowd, crowd
 from testbed.fakes.canned_window import ME, some_history, some_peers, training_snapshot
 
@@ -216,6 +216,15 @@ def test_the_share_of_a_peer_is_of_its_stage():
     made = document(State(at=0.0, snapshot=training_snapshot(), answer=some_peers(), work=work))
     assert made["work"][f"{ME}-1"]["share"] == 0.75
     assert made["me"]["Share"] == "75% of the micro-batches at its stage"
+
+
+def test_the_share_of_the_swarms_work_is_said_by_receipts():
+    snapshot = training_snapshot()
+    snapshot.receipts.CopyFrom(ReceiptsLine(own=12, work=100, unsigned=3, epochs=40))
+    made = document(State(at=0.0, snapshot=snapshot, answer=some_peers()))
+    assert made["me"]["Share"] == "12.0% of the swarm's work in 40 epochs"
+    assert "receipts" in "".join(line.plain for line in status_lines(snapshot))
+    assert "receipts" not in "".join(line.plain for line in status_lines(training_snapshot()))
 
 
 def test_a_run_is_complete_at_its_last_epoch():

@@ -1,0 +1,248 @@
+"""The audit of receipts: records of any number of files, checked without a daemon. Pure.
+
+Enters: records, a function that checks a signature. Leaves: the accounts of certified epochs, and
+everything that was refused, with its ground. Never: a file.
+
+A version's lineage is a hash of the plan behind it, which has the lineage before. So one quorum
+certificate proves all earlier epochs in a row, and with each next plan the tokens that the epoch
+before counted. In the same way a statement names the signer's statement before by hash, so one
+signature proves all earlier ones in a row.
+
+Voters are whom the plan names. Anybody can make up a history with voters of their own, so files
+have an order: of two histories of one epoch, the one in the earlier file counts.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from node.consensus.voters import is_majority
+from node.consensus.votes import Certificate, CheckSignature, signing_domain
+from node.coordinator.credit.account import Account, Ground, Refused, settle
+from node.coordinator.credit.record import EpochRecord
+from node.coordinator.credit.statement import Signed, Statement, work_domain
+from node.core.errors import WireError
+from node.core.ids import CellId, PeerId, short_cell
+from node.core.journey import Plan, Version
+
+Key = tuple[CellId, Version]
+"""A cell, and the version that one of its epochs made."""
+
+
+@dataclass
+class RunAudit:
+    """The audit of one run. ``accounts``: of certified epochs, in their order; ``rows``: number of
+    rows of them in which each epoch starts from the version that the one before made; ``open``:
+    tokens of epochs that no certificate proves, which do not count; ``signatures``: that were
+    checked."""
+
+    run: str
+    accounts: list[Account] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    open: Counter[int] = field(default_factory=Counter)
+    signatures: int = 0
+    rows: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Committed tokens of all certified epochs."""
+        return sum(a.tokens for a in self.accounts)
+
+    @property
+    def work(self) -> int:
+        """Committed tokens at all stages: what all receipts, unsigned and left-out tokens sum
+        to."""
+        return sum(a.tokens * len(a.stages) for a in self.accounts)
+
+    def receipts(self) -> Counter[PeerId]:
+        """Tokens of receipts at all stages, by worker."""
+        found = Counter[PeerId]()
+        for account in self.accounts:
+            for (_, worker), tokens in account.receipts.items():
+                found[worker] += tokens
+        return found
+
+    def unsigned(self) -> Counter[tuple[PeerId, ...]]:
+        """Tokens without a receipt at all stages, by their workers."""
+        found = Counter[tuple[PeerId, ...]]()
+        for account in self.accounts:
+            for gap, tokens in account.unsigned.items():
+                found[gap.workers] += tokens
+        return found
+
+    def silent(self) -> Counter[PeerId]:
+        """Tokens that each peer did not confirm as a neighbour."""
+        found = Counter[PeerId]()
+        for account in self.accounts:
+            for gap, tokens in account.unsigned.items():
+                for peer in gap.silent:
+                    found[peer] += tokens
+        return found
+
+    def left_out(self) -> int:
+        """Tokens that did not visit a stage, at all stages."""
+        return sum(sum(a.left_out.values()) for a in self.accounts)
+
+
+def audit(files: Iterable[Iterable[EpochRecord]], check: CheckSignature) -> dict[str, RunAudit]:
+    """Audit the records of files, by run; the file that is trusted most comes first. The same epoch
+    may be in files of several peers: statements are put together, each counts once."""
+    runs: dict[str, list[tuple[int, EpochRecord]]] = {}
+    for number, records in enumerate(files):
+        for record in records:
+            runs.setdefault(record.run, []).append((number, record))
+    return {run: _Auditing(run, found, check).audited() for run, found in sorted(runs.items())}
+
+
+@dataclass
+class _Epoch:
+    """One epoch, put together from records. ``file``: number of the first file that has it."""
+
+    file: int
+    plan: Plan
+    made: Version
+    dropped: tuple[int, ...]
+    claimed: set[int] = field(default_factory=set)
+    certificates: list[Certificate] = field(default_factory=list)
+    signed: dict[PeerId, dict[Signed, None]] = field(default_factory=dict)
+    """Statements by the signers that they name, each once."""
+
+
+class _Auditing:
+    """The audit of one run under way."""
+
+    def __init__(
+        self, run: str, records: Iterable[tuple[int, EpochRecord]], check: CheckSignature
+    ) -> None:
+        self._check = check
+        self._run = run
+        self._audit = RunAudit(run)
+        self._epochs: dict[Key, _Epoch] = {}
+        for file, record in records:
+            self._add(file, record)
+        self._proven: dict[Key, Plan] = {}
+        """Versions that a counted epoch starts from, each with the plan of that epoch."""
+        self._counted: dict[tuple[CellId, int], Version] = {}
+        """The version that counts, of each epoch of a cell."""
+        self._vouched: dict[PeerId, set[bytes]] = {}
+        """Hashes of statements that a checked statement of the same signer names."""
+
+    def _add(self, file: int, record: EpochRecord) -> None:
+        key = (record.plan.cell_id, record.made)
+        epoch = self._epochs.get(key)
+        if epoch is None:
+            epoch = self._epochs[key] = _Epoch(file, record.plan, record.made, record.dropped)
+        epoch.claimed.add(record.tokens)
+        if record.certificate is not None and record.certificate not in epoch.certificates:
+            epoch.certificates.append(record.certificate)
+        for signed in record.signed:
+            epoch.signed.setdefault(signed.peer, {})[signed] = None
+
+    def audited(self) -> RunAudit:
+        """Check everything, the newest epochs first."""
+        a = self._audit
+        by_epoch: dict[int, list[Key]] = {}
+        for key, epoch in self._epochs.items():
+            by_epoch.setdefault(epoch.plan.epoch, []).append(key)
+        for number in sorted(by_epoch, reverse=True):
+            for key in sorted(by_epoch[number], key=self._rank):
+                self._audit_epoch(key, self._epochs[key])
+        a.accounts.reverse()
+        made = {(cell, version) for (cell, _), version in self._counted.items()}
+        a.rows = sum(key not in made for key in self._proven)
+        a.refused.sort(key=lambda r: (r.epoch, r.peer))
+        return a
+
+    def _rank(self, key: Key) -> tuple[int, bool, Key]:
+        """Order of the histories of one epoch: by their files, in one file first the history that
+        more epochs were built on."""
+        return self._epochs[key].file, key not in self._proven, key
+
+    def _audit_epoch(self, key: Key, epoch: _Epoch) -> None:
+        a = self._audit
+        cell, made = key
+        number = epoch.plan.epoch
+        if key not in self._proven and not self._certified(epoch):
+            tokens = max(epoch.claimed)
+            a.open[number] += tokens
+            text = f"no certificate of a majority proves its {tokens} tokens"
+            self._refuse(Ground.UNCERTIFIED, epoch, text)
+            return
+        if self._counted.setdefault((cell, number), made) != made:
+            a.open[number] += max(epoch.claimed)
+            text = f"two histories of {short_cell(cell) or 'the run'} have it, and one counts"
+            self._refuse(Ground.DOUBLE, epoch, text)
+            return
+        tokens = self._tokens(epoch, self._proven.get(key))
+        self._proven[cell, epoch.plan.base] = epoch.plan
+        account = settle(epoch.plan, made, epoch.dropped, tokens, self._statements(epoch))
+        a.refused += account.refused
+        a.accounts.append(account)
+
+    def _refuse(self, ground: Ground, epoch: _Epoch, text: str, peer: PeerId | None = None) -> None:
+        about = peer or epoch.plan.leader
+        self._audit.refused.append(Refused(ground, about, epoch.plan.epoch, text))
+
+    # ----------------------------------------------------------- certificates
+
+    def _certified(self, epoch: _Epoch) -> bool:
+        return any(self._proves(c, epoch) for c in epoch.certificates)
+
+    def _proves(self, c: Certificate, epoch: _Epoch) -> bool:
+        """Return True if a majority of the plan's voters has signed this certificate."""
+        voters = epoch.plan.electorate.voters
+        if not voters or (c.cell, c.version, c.voters) != (epoch.plan.cell_id, epoch.made, voters):
+            return False
+        agreed = set[PeerId]()
+        domain = signing_domain("vote", self._run)
+        for ballot in c.agreeing():
+            if ballot.peer in voters and not is_majority(voters, agreed):
+                said = c.vote(ballot).said()
+                if self._signed(ballot.peer, said, ballot.signature, domain):
+                    agreed.add(ballot.peer)
+        return is_majority(voters, agreed)
+
+    def _tokens(self, epoch: _Epoch, follower: Plan | None) -> int:
+        """Tokens that the epoch counted. ``follower``: the certified plan that starts from its
+        version, and says it. Without one the writers of the records say it; where they differ, the
+        least counts."""
+        tokens = min(epoch.claimed)
+        if follower is not None:
+            tokens = max(0, follower.tokens - epoch.plan.tokens)
+        if epoch.claimed != {tokens}:
+            wrong = max(epoch.claimed - {tokens})
+            self._refuse(Ground.SUM, epoch, f"a record says {wrong} tokens, {tokens} count")
+        return tokens
+
+    # ----------------------------------------------------------- statements
+
+    def _statements(self, epoch: _Epoch) -> Mapping[PeerId, Statement]:
+        """The statements of an epoch that their signers have signed, one for each."""
+        found: dict[PeerId, Statement] = {}
+        for peer, said in epoch.signed.items():
+            honest = [s for s in said if self._is_of_signer(s)]
+            for _ in range(len(said) - len(honest)):
+                self._refuse(Ground.FORGED, epoch, "the signature is not by this peer", peer)
+            parsed = dict[Statement, None]()
+            for signed in honest:
+                try:
+                    parsed[Statement.parse(signed.said)] = None
+                except WireError as e:
+                    self._refuse(Ground.MALFORMED, epoch, str(e), peer)
+            if len(parsed) > 1:
+                self._refuse(Ground.DOUBLE, epoch, "it has signed two statements", peer)
+            for statement in [*parsed][:2]:
+                if statement.before:
+                    self._vouched.setdefault(peer, set()).add(statement.before)
+            if len(parsed) == 1:
+                found[peer] = [*parsed][0]
+        return found
+
+    def _is_of_signer(self, signed: Signed) -> bool:
+        if signed.hash in self._vouched.get(signed.peer, ()):
+            return True
+        return self._signed(signed.peer, signed.said, signed.signature, work_domain(self._run))
+
+    def _signed(self, peer: PeerId, said: bytes, signature: bytes, domain: str) -> bool:
+        self._audit.signatures += 1
+        return self._check(peer, said, signature, domain)

@@ -1,0 +1,328 @@
+"""Credit of one peer while it trains: it signs the peer's work, collects statements for the leader,
+and writes receipts. Enters: commits, plans, statements of others. Leaves: fields of messages,
+records for the book, journal events. Never: a decision of the epoch; an account's rules
+(:mod:`node.coordinator.credit.account`)."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from node.consensus.votes import Certificate
+from node.coordinator.credit.account import Account, Ground, Refused, names, settle
+from node.coordinator.credit.book import Book
+from node.coordinator.credit.record import EpochRecord
+from node.coordinator.credit.statement import (
+    Signed,
+    Statement,
+    statement_of,
+    work_domain,
+)
+from node.coordinator.kit import Kit
+from node.core.errors import WireError
+from node.core.ids import PeerId, short
+from node.core.journey import Plan, Version
+from node.identity.keys import Signer, is_signed
+from node.pipeline.events import Neighbours
+from node.wire.limits import SIZES, WORK
+from protos import training_pb2 as pb
+
+ADDRESSED = 32 << 10
+"""Bytes of statements that a leader adds to a plan for one member."""
+SAY_EVERY_S = 60.0
+"""Seconds between two events about work without a receipt."""
+
+
+Collected = tuple[Signed, frozenset[int]]
+"""A statement of a member, and the places of the members that it names."""
+
+
+class Worked(Protocol):
+    """The pipeline of this peer."""
+
+    def worked(self) -> Sequence[Neighbours]:
+        """Neighbours of each micro-batch that counts here in the epoch under way."""
+        ...
+
+
+@dataclass(frozen=True)
+class Pending:
+    """An epoch that this peer has committed, until the next plan shows that it counts."""
+
+    plan: Plan
+    made: Version
+    dropped: tuple[int, ...]
+    tokens: int
+    own: Signed | None
+
+
+@dataclass(frozen=True)
+class Shares:
+    """Work since this peer started, in tokens at each stage: with receipts for this peer (``own``),
+    of all peers (``work``), and of this peer without a receipt (``unsigned``), over ``epochs``."""
+
+    own: int = 0
+    work: int = 0
+    unsigned: int = 0
+    epochs: int = 0
+
+
+class Credit:
+    """Statements and receipts of one peer. ``book``: the place of its receipts, None keeps none."""
+
+    def __init__(self, kit: Kit, identity: Signer, pipeline: Worked, book: Book | None) -> None:
+        self._kit = kit
+        self._identity = identity
+        self._pipeline = pipeline
+        self.book = book
+        self.shares = Shares()
+        self._last = b""
+        """Hash of the statement that this peer signed last."""
+        self._pending: Pending | None = None
+        self._heard: tuple[str, pb.ReceiptsNote | None] = "", None
+        """Hash of the newest plan that a leader sent, and the receipts beside it."""
+        self._collecting: frozenset[str] = frozenset()
+        """The plan in force, if its leader collects statements."""
+        self._collected: tuple[str, dict[PeerId, Collected]] = "", {}
+        """Hash of a plan that this peer leads, and the statements of its members."""
+        self._order = asyncio.Lock()
+        self._said_at = float("-inf")
+
+    # ----------------------------------------------------------- the member
+
+    def commits(
+        self, plan: Plan, made: Version, dropped: tuple[int, ...], tokens: int, note: pb.Note
+    ) -> None:
+        """This peer has committed the version ``made``: sign its work and put the statement into
+        the note to its leader, if that collects statements. ``tokens``: counted in the epoch."""
+        pending = self._pending
+        if pending is None or pending.made != made:
+            own = self._sign(plan, made, tokens)
+            self._pending = pending = Pending(plan, made, dropped, tokens, own)
+        own = pending.own
+        if own is None:
+            return
+        if plan.leader == self._kit.me:
+            self._keep(plan.hash, own)
+        elif plan.hash in self._collecting:
+            note.committed.work = own.said
+            note.committed.work_signature = own.signature
+
+    def _sign(self, plan: Plan, made: Version, tokens: int) -> Signed | None:
+        statement = statement_of(plan, made, tokens, self._last, self._pipeline.worked())
+        if statement is None:
+            return None
+        said = statement.said()
+        if len(said) > WORK:
+            text = f"a statement of {len(said)} bytes is not sent, {WORK} are read"
+            self._kit.journal.emit("training", "work-not-signed", text, "warning", epoch=plan.epoch)
+            return None
+        signature = self._identity.sign(said, work_domain(self._kit.facts.run_id))
+        signed = Signed(self._kit.me, said, signature)
+        self._last = signed.hash
+        return signed
+
+    def heard(self, plan: Plan, note: pb.PlanNote) -> None:
+        """A leader has sent a plan that may be followed."""
+        receipts = None
+        if note.HasField("receipts"):
+            receipts = note.receipts
+        self._heard = plan.hash, receipts
+
+    def follows(self, plan: Plan, certificate: Certificate | None) -> None:
+        """A plan is in force. If it starts from the version that this peer has committed, the
+        receipts of that epoch count, and are written. ``certificate``: the newest that this peer
+        believes."""
+        told, receipts = self._heard
+        if told != plan.hash:
+            receipts = None
+        self._collecting = frozenset()
+        if receipts is not None:
+            self._collecting = frozenset((plan.hash,))
+        pending = self._pending
+        self._pending = None
+        if pending is None or pending.made != plan.base or not pending.plan.paths:
+            return
+        if certificate is not None and certificate.version != plan.base:
+            certificate = None
+        leads = pending.plan.leader == self._kit.me
+        signed = list[Signed]()
+        if leads:
+            signed = [s for s, _ in self._of(pending.plan.hash).values()]
+        elif receipts is not None:
+            signed = self._received(receipts)
+        if pending.own is not None and pending.own not in signed:
+            signed.append(pending.own)
+        done = self._settle(pending, signed, certificate, leads)
+        self._kit.tasks.spawn(done, "receipts")
+
+    def _received(self, note: pb.ReceiptsNote) -> list[Signed]:
+        try:
+            return [Signed.of(r) for r in note.receipts]
+        except WireError as e:
+            self._say(Refused(Ground.MALFORMED, self._kit.me, 0, str(e)))
+            return []
+
+    async def _settle(
+        self,
+        pending: Pending,
+        signed: Sequence[Signed],
+        certificate: Certificate | None,
+        leads: bool,
+    ) -> None:
+        """Check signatures, make the account and write the record, beside the event loop and in
+        order."""
+        kit = self._kit
+        async with self._order:
+            account, why = await asyncio.to_thread(self._settled, pending, signed, certificate)
+        for refused in account.refused:
+            self._say(refused)
+            if leads and refused.ground is Ground.FORGED:
+                # Each member has sent its statement itself.
+                kit.transport.fault(refused.peer, f"a statement of work: {refused.text}", 1.0)
+        if why:
+            kit.journal.emit(
+                "training", "receipts-not-written", why, "warning", epoch=account.epoch
+            )
+        own = account.of(kit.me)
+        work = account.tokens * len(account.stages)
+        unsigned = sum(n for gap, n in account.unsigned.items() if kit.me in gap.workers)
+        kit.journal.emit(
+            "training",
+            "receipts",
+            f"receipts for {own} tokens of this peer's work, none for {unsigned}",
+            "debug",
+            epoch=account.epoch,
+            tokens=account.tokens,
+            own=own,
+            unsigned=unsigned,
+        )
+        s = self.shares
+        self.shares = Shares(s.own + own, s.work + work, s.unsigned + unsigned, s.epochs + 1)
+        if leads and account.unsigned:
+            self._say_unsigned(account)
+
+    def _settled(
+        self, pending: Pending, signed: Sequence[Signed], certificate: Certificate | None
+    ) -> tuple[Account, str]:
+        """The account of an epoch, and the reason why its record was not written. Blocks."""
+        domain = work_domain(self._kit.facts.run_id)
+        good = list[Signed]()
+        refused = list[tuple[Ground, PeerId, str]]()
+        statements: dict[PeerId, Statement] = {}
+        for each in signed:
+            if not is_signed(self._identity, each.peer, each.said, each.signature, domain):
+                refused.append((Ground.FORGED, each.peer, "its signature is wrong"))
+                continue
+            try:
+                statements[each.peer] = Statement.parse(each.said)
+            except WireError as e:
+                refused.append((Ground.MALFORMED, each.peer, str(e)))
+                continue
+            good.append(each)
+        plan = pending.plan
+        account = settle(plan, pending.made, pending.dropped, pending.tokens, statements)
+        for about in refused:
+            account.refuse(*about)
+        record = EpochRecord(
+            self._kit.facts.run_id,
+            plan,
+            pending.dropped,
+            pending.tokens,
+            certificate,
+            tuple(good),
+        )
+        why = ""
+        if good:
+            why = self._written(record)
+        return account, why
+
+    def _written(self, record: EpochRecord) -> str:
+        """Write a record; the reason why that failed, or "". Training goes on without it."""
+        if self.book is None:
+            return ""
+        try:
+            self.book.append(record.encoded())
+        except (OSError, WireError) as e:
+            return f"{e}"
+        return ""
+
+    # ----------------------------------------------------------- the leader
+
+    def collect(self, peer: PeerId, plan: Plan, note: pb.CommittedNote) -> None:
+        """A member of the plan that this peer leads has committed. Raises WireError for a statement
+        that does not parse; its signature is checked later, beside the event loop."""
+        if note.work:
+            self._keep(
+                plan.hash,
+                Signed.of(pb.WorkReceipt(peer=peer, work=note.work, signature=note.work_signature)),
+            )
+
+    def _keep(self, plan_hash: str, signed: Signed) -> None:
+        statement = Statement.parse(signed.said)
+        if self._collected[0] != plan_hash:
+            self._collected = plan_hash, {}
+        named = frozenset((*statement.takers, *statement.givers))
+        self._collected[1][signed.peer] = signed, named
+
+    def _of(self, plan_hash: str) -> Mapping[PeerId, Collected]:
+        known, statements = self._collected
+        if known != plan_hash:
+            return {}
+        return statements
+
+    def addressed(self, note: pb.Note, before: Plan | None, peer: PeerId) -> pb.Note:
+        """A plan's note as it is sent to one member: with the statements about the epoch of
+        ``before`` that name the member, as far as there is room."""
+        if peer == self._kit.me:
+            return note
+        made = pb.Note()
+        made.CopyFrom(note)
+        made.plan.receipts.SetInParent()
+        if before is None:
+            return made
+        place = next((i for i, m in enumerate(before.members) if m.peer == peer), -1)
+        room = min(ADDRESSED, SIZES["v1.Note"] - note.ByteSize() - 64)
+        for signed in _naming(place, self._of(before.hash).values()):
+            receipt = signed.note()
+            room -= receipt.ByteSize() + 8
+            if room < 0:
+                break
+            made.plan.receipts.receipts.append(receipt)
+        return made
+
+    # ----------------------------------------------------------- for people
+
+    def _say(self, refused: Refused) -> None:
+        self._kit.journal.emit(
+            "training",
+            "receipt-refused",
+            f"{refused.ground.value}: {short(refused.peer)}: {refused.text}",
+            "warning",
+            epoch=refused.epoch,
+            peer=refused.peer,
+            ground=refused.ground.value,
+        )
+
+    def _say_unsigned(self, account: Account) -> None:
+        now = self._kit.clock.now()
+        if now - self._said_at < SAY_EVERY_S:
+            return
+        self._said_at = now
+        silent = account.silent()
+        unsigned = sum(account.unsigned.values())
+        self._kit.journal.emit(
+            "training",
+            "work-unsigned",
+            f"{unsigned} of {account.tokens * len(account.stages)} tokens have no receipt: "
+            f"{names(silent)} did not confirm them",
+            epoch=account.epoch,
+            tokens=unsigned,
+            peers=silent[:8],
+        )
+
+
+def _naming(place: int, statements: Iterable[Collected]) -> Iterable[Signed]:
+    """The statements that name the member at this place, the shortest first."""
+    found = [signed for signed, named in statements if place in named]
+    return sorted(found, key=lambda s: (len(s.said), s.peer))

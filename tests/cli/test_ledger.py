@@ -1,0 +1,108 @@
+"""``tutti ledger``: receipts of files are verified without a daemon, and damage is named."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from node.coordinator.credit.book import RECEIPTS, FileBook
+from node.coordinator.credit.record import EpochRecord
+from node.coordinator.credit.statement import Signed
+from node.identity.keys import name_of
+from testbed.swarms.signing import RUN, SigningSwarm
+from tests.cli.conftest import refused
+
+
+@pytest.fixture
+def swarm() -> SigningSwarm:
+    return SigningSwarm(ends=1, stages=2, replicas=1, micro_batches=4)
+
+
+def book(ours) -> FileBook:
+    return FileBook(ours.swarm_dir(RUN) / RECEIPTS)
+
+
+def written(where: FileBook, *records: EpochRecord) -> Path:
+    for record in records:
+        where.append(record.encoded())
+    return where.path
+
+
+def test_the_own_receipts_are_summed_for_each_peer(tutti, ours, swarm):
+    written(book(ours), *(swarm.epoch() for _ in range(3)))
+    said = tutti("ledger").good()
+    for peer in swarm.peers:
+        assert f"{name_of(peer)} ({peer[-6:]})" in said
+    assert said.count("33.3%") == 3
+    told = json.loads(tutti("ledger", "--json").good())
+    (run,) = told["runs"]
+    assert told["verified"] is True
+    assert run["run"] == RUN
+    assert (run["epochs"], run["tokens"], run["work"]) == (3, 192, 576)
+    assert [p["receipts"] for p in run["peers"]] == [192] * 3
+    assert (run["unsigned"], run["left_out"], run["refused"]) == (0, 0, [])
+
+
+def test_without_receipts_the_next_step_is_said(tutti):
+    refused(tutti("ledger"), 2, "tutti ledger FILE")
+    refused(tutti("ledger", "no-such-file"), 2, "no-such-file")
+    refused(tutti("ledger", "export", "x"), 2, "receipts")
+
+
+def test_an_export_is_verified_by_another_person(tutti, ours, swarm, tmp_path):
+    written(book(ours), *(swarm.epoch() for _ in range(2)))
+    out = tmp_path / "mine.receipts"
+    tutti("ledger", "export", str(out)).good()
+    told = json.loads(tutti("ledger", "--json", str(out)).good())
+    assert told["runs"][0]["epochs"] == 2
+    assert json.loads(tutti("ledger", "show", str(out), "--json").good()) == told
+
+
+def test_a_damaged_record_is_named_and_the_others_count(tutti, ours, swarm):
+    records = [swarm.epoch() for _ in range(3)]
+    path = written(book(ours), *records)
+    raw = bytearray(path.read_bytes())
+    raw[40] ^= 1
+    path.write_bytes(bytes(raw))
+    shown = tutti("ledger", "--json")
+    assert shown.returncode == 9
+    told = json.loads(shown.stdout)
+    assert told["runs"][0]["epochs"] == 2
+    (damage,) = told["damaged"]
+    assert (damage["file"], damage["at"]) == (str(path), 0)
+    assert "damaged" in tutti("ledger").stdout
+
+
+def test_a_forged_receipt_is_refused_with_its_ground(tutti, ours, swarm):
+    record = swarm.epoch()
+    victim = record.signed[0]
+    forged = Signed(victim.peer, record.signed[1].said, victim.signature)
+    written(book(ours), replace(record, signed=(forged, *record.signed[1:])))
+    shown = tutti("ledger")
+    assert shown.returncode == 5
+    assert "1 forged" in shown.stdout
+    assert "did not confirm" in shown.stdout
+    told = json.loads(tutti("ledger", "--json").stdout)
+    assert told["verified"] is False
+    assert [(r["ground"], r["peer"]) for r in told["runs"][0]["refused"]] == [
+        ("forged", victim.peer)
+    ]
+
+
+def test_a_newest_epoch_without_certificate_does_not_count_and_is_no_fault(tutti, ours, swarm):
+    records = [swarm.epoch() for _ in range(2)]
+    written(book(ours), records[0], replace(records[1], certificate=None))
+    shown = tutti("ledger")
+    assert shown.returncode == 0
+    assert "1 epochs with 64 tokens are not certified" in shown.stdout
+
+
+def test_records_that_are_no_records_are_damage(tutti, ours, swarm):
+    where = book(ours)
+    written(where, swarm.epoch())
+    where.append(b"\xff" * 50)
+    shown = tutti("ledger", "--json")
+    assert shown.returncode == 9
+    (damage,) = json.loads(shown.stdout)["damaged"]
+    assert damage["why"] == "a number with too many bytes"
