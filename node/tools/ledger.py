@@ -212,7 +212,7 @@ def _run_lines(run: RunAudit) -> list[str]:
         lines.append(f"  {named(peer, _name(peer))} did not confirm {tokens:,} tokens here")
     if run.rows > 1:
         lines.append(
-            f"  these are {run.rows} rows of epochs that do not join: trust one that you know"
+            f"  these are {run.rows} rows of epochs that do not join, each proven by its own voters"
         )
     if run.open:
         tokens = sum(run.open.values())
