@@ -21,10 +21,10 @@ from typing import Any
 import torch
 
 from benchmarks.averaging import meeting
-from node.averaging.coding import parcel
 from node.averaging.exchange import member, owner
 from node.averaging.exchange.service import CellRound
 from node.core.ids import PeerId
+from node.wire.coding import parcel
 from testbed.fakes.memory_net import MemoryNet, MemoryTransport
 
 PHASES = {
@@ -59,7 +59,7 @@ class Waits(Executor):
 def arm(phase: str, transport: MemoryTransport, exchanges: int) -> Executor | None:
     """Set the trap; the executor that the round needs for it."""
     if phase == "before":
-        _replace(member, head_of=lambda *_: die())
+        vars(member)["expected_head"] = lambda *_: die()
     elif phase in ("sending", "frozen"):
         _replace(
             member,

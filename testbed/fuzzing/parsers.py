@@ -17,7 +17,6 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from node.app import change
-from node.averaging.coding import parcel
 from node.averaging.strategies.outer import OuterSettings
 from node.consensus.rules import Rules
 from node.coordinator import notes
@@ -57,7 +56,9 @@ from node.transport import limits as transport_limits
 from node.transport.handshake import Facts, Handshake, Tokens
 from node.transport.ways import punch
 from node.wire import bounds
+from node.wire.coding import parcel
 from node.wire.limits import NAME, SIZES
+from node.wire.tensors import expected_head
 from protos import (
     ask_pb2,
     averaging_pb2,
@@ -545,12 +546,12 @@ def _more_seeds() -> Mapping[type[Message], Callable[[], list[Message]]]:
         return list(made)
 
     def contributions() -> list[Message]:
-        head = averaging_pb2.ContributionHead(tensors=[parcel.head_of("a", (2, 2), "int8")])
+        head = averaging_pb2.ContributionHead(tensors=[expected_head("a", (2, 2), "int8")])
         return [averaging_pb2.Contribution(head=head)]
 
     def fresh() -> list[Message]:
         made = [averaging_pb2.Made(tensors=1, tokens=9, contributors=[PEER])]
-        head = averaging_pb2.FreshHead(tensors=[parcel.head_of("a", (2, 2), "bf16")], made=made)
+        head = averaging_pb2.FreshHead(tensors=[expected_head("a", (2, 2), "bf16")], made=made)
         return [averaging_pb2.Fresh(head=head)]
 
     return {
