@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from node.epoch.waiting import Wait
 from node.fine_tuning import worse
 from node.manifest import Manifest
 from node.outer.service import CellMeetings, CellTally
+from node.pipeline.rounding import NOTHING_SENT, Rounding
 from node.scheduler.costs import Costs
 from node.scheduler.reasons import reasons
 from node.telemetry.events import EPOCH
@@ -293,6 +294,16 @@ class SnapshotBuilder:
             texts=len(a.pipeline.texts),
             text_bytes=a.pipeline.texts.used,
             recompute=a.pipeline.math.recompute,
+            sent=[
+                pb.SentLine(
+                    peer=peer,
+                    name=d.journal.names.known(peer),
+                    wire=sent.wire,
+                    error=sent.error,
+                    measured=sent.measured,
+                )
+                for peer, sent in a.pipeline.rounding.peers().items()
+            ],
             micro_batches=a.meter.micro_batches,
             last_work_s=max(0.0, time.monotonic() - a.meter.last_work),
             time_s=d.metrics.totals(),
@@ -693,7 +704,7 @@ class SnapshotBuilder:
         s = snapshot
         if s is None:
             s = self.snapshot()
-        page = [*gauges(s), tasks_gauge(kinds_of_tasks())]
+        page = [*gauges(s), sent_gauge(s.sent), tasks_gauge(kinds_of_tasks())]
         for name, text, totals in totals_of(s, self.tally.tokens_before):
             page.append(family := CounterMetricFamily(f"tutti_{name}", text, labels=["result"]))
             for result, total in totals.items():
@@ -734,6 +745,9 @@ class SnapshotBuilder:
         if d.presence is None:
             return answer
         links = d.transport.peers()
+        sent: Mapping[PeerId, Rounding] = {}
+        if d.assembled:
+            sent = d.assembled.pipeline.rounding.peers()
         for peer, entry in sorted(d.presence.view.everybody.items()):
             link = links.get(peer, PeerLink())
             body = entry.body
@@ -753,6 +767,8 @@ class SnapshotBuilder:
                     up_s=max(0.0, now - body.started),
                     seen_s=seen_s,
                     silent_s=silent_s,
+                    wire=sent.get(peer, NOTHING_SENT).wire,
+                    wire_error=sent.get(peer, NOTHING_SENT).error,
                 )
             )
         for peer, (entry, since) in sorted(d.presence.lost.items()):
@@ -867,6 +883,19 @@ def totals_of(s: pb.Snapshot, tokens_before: int) -> list[tuple[str, str, dict[s
             {"averaged": s.cell.averaged_windows, "alone": s.cell.alone_windows},
         ),
     ]
+
+
+def sent_gauge(sent: Iterable[pb.SentLine]) -> Metric:
+    """Relative errors of what other peers got from here, for the metrics page."""
+    errors = GaugeMetricFamily(
+        "tutti_sent_error",
+        "Relative error of the activations and gradients that a peer got, by their number format",
+        labels=["peer", "wire"],
+    )
+    for line in sent:
+        if line.measured:
+            errors.add_metric([line.peer, line.wire], line.error)
+    return errors
 
 
 def gauges(s: pb.Snapshot) -> list[Metric]:

@@ -43,6 +43,7 @@ from protos.control_pb2 import (
     Missing,
     PingReport,
     RoundLine,
+    SentLine,
     Snapshot,
 )
 
@@ -138,6 +139,7 @@ def status_lines(s: Snapshot, verbose: bool = False) -> list[Text]:
         ("counted", _counted(s)),
         ("rounds", _rounds(s.round)),
         *_paths(s),
+        ("sent as", sent_words(s.sent)),
         *_cell(s),
         *_change(s.change),
         ("time", _shares(s.time_s)),
@@ -197,6 +199,23 @@ def _counted(s: Snapshot) -> str:
     return said
 
 
+def sent_words(sent: Iterable[SentLine]) -> str:
+    """Number formats of the tensors that other peers got from here, and how far the numbers in them
+    were off: "int4 to h2 (9.1 % off), bf16 to h3 (0.17 % off)"."""
+    return ", ".join(
+        f"{clean(line.wire, 8)} to {clean(line.name, 16) or short(PeerId(clean(line.peer, 64)))}"
+        f"{error_words(line.error)}"
+        for line in sent
+    )
+
+
+def error_words(error: float) -> str:
+    """A relative error in parentheses; empty where none was measured."""
+    if not error:
+        return ""
+    return f" ({100 * error:.2g} % off)"
+
+
 def _rounds(r: RoundLine) -> str:
     if not (r.done or r.failed):
         return ""
@@ -215,6 +234,7 @@ LEAST = (
     "cell",
     "averaging",
     "reachable",
+    "sent as",
 )
 """Labels of ``status`` that a small screen goes without, the first ones first."""
 LABEL = 10

@@ -283,7 +283,7 @@ class ForwardRequests:
         shape = loose_shape(incoming, self._pipeline.shape)
         if incoming.head.HasField("text") and shape[0] != 1:
             raise WireError(f"a text of {shape[0]} sequences")
-        cost = 2 * pipeline.shape.nbytes(shape[0], shape[1])
+        cost = pipeline.shape.kept(shape[0], shape[1])
         limit = pipeline.stash.limit
         plan = pipeline.machine.plan
         members = {m.peer for m in plan.members} if plan is not None else set[PeerId]()

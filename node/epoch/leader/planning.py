@@ -120,8 +120,10 @@ class Planning:
         if rules.change != past.change and not finished:
             said.append(reports.averaging_changed(rules, base))
         forecast = (0.0, 0.0)
+        wires: Mapping[tuple[PeerId, PeerId], str] = {}
         if paths:
             forecast = routing.forecast(by_stage)
+            wires = routing.formats(paths)
         plan = Plan(
             base.epoch,
             term,
@@ -146,6 +148,7 @@ class Planning:
             window=window,
             electorate=electorate,
             reference=past.reference,
+            wires=wires,
         )
         if outer:
             deadline_s = self._deadlines.round(roster, plan)
