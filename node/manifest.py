@@ -173,7 +173,9 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     "pipeline.stages": FieldRule(1, 4096),
     "pipeline.micro_batch": FieldRule(1, 65536),
     "pipeline.wire": FieldRule(choices=("fp32", "bf16", "fp16", "int8", "int4")),
-    "pipeline.wire_least": FieldRule(choices=("", "bf16", "fp16", "int8", "int4")),
+    "pipeline.wire_least": FieldRule(
+        pattern="(bf16|fp16|int8|int4)?", says="bf16, fp16, int8, int4, or empty"
+    ),
     "pipeline.forward_timeout_s": FieldRule(0.1, 3600.0),
     "pipeline.may_skip": _SHARE,
     "pipeline.watch": FieldRule(0.0, 1000.0),

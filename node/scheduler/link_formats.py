@@ -92,6 +92,10 @@ def _finest(formats: Sequence[str], sizes: Mapping[str, int], ratio: float, most
 
 def _busiest(paths: Sequence[Path], costs: Costs) -> float:
     """Seconds that the device with the most work takes for its visits; 0 if none was measured."""
-    visits = Counter(hop.peer for path in paths for hop in path.hops)
-    visits.update(path.origin for path in paths)
-    return max((count * costs.device.get(p, 0.0) for p, count in visits.items()), default=0.0)
+    seconds = Counter[PeerId]()
+    for path in paths:
+        here = costs.device.get(path.origin, 0.0) + costs.loss.get(path.origin, 0.0)
+        seconds[path.origin] += here  # pyright: ignore[reportArgumentType] - seconds, not counts
+        for hop in path.hops:
+            seconds[hop.peer] += costs.device.get(hop.peer, 0.0)  # pyright: ignore
+    return max(seconds.values(), default=0.0)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
@@ -58,7 +59,7 @@ from node.transport.ways import punch
 from node.wire import bounds
 from node.wire.coding import parcel
 from node.wire.limits import NAME, SIZES
-from node.wire.tensors import expected_head
+from node.wire.tensors import TensorReader, encode_measured, expected_head
 from protos import (
     ask_pb2,
     averaging_pb2,
@@ -229,6 +230,14 @@ def _frame(raw: bytes) -> None:
     incoming = parse_head(bounds.parse(pipeline_pb2.Frame, raw), SHAPE)
     loose_shape(incoming, SHAPE)
     FrameReader(incoming.head, (2, 8, 4), "fp32", masked=True)
+
+
+def _blocks(raw: bytes) -> None:
+    shape = (2, 8, 4)
+    reader = TensorReader([expected_head("", shape, "int4")], [("", shape)], "int4")
+    reader.feed(raw)
+    reader.rms()
+    reader.numbers(torch.device("cpu"))
 
 
 def _contribution(raw: bytes) -> None:
@@ -527,6 +536,10 @@ def _texts() -> dict[str, tuple[Parser, Callable[[], Sequence[bytes]]]]:
         "parcel": (
             Parser(parcel.payload),
             lambda: [averaging_pb2.Contribution(chunk=b"numbers").SerializeToString()],
+        ),
+        "numbers in blocks": (
+            Parser(_blocks),
+            lambda: [bytes(encode_measured(torch.ones(2, 8, 4), "int4", measure=False)[0])],
         ),
     }
 

@@ -167,6 +167,8 @@ class Routing:
         }
         if run_s:
             facts |= {"predicted_run_s": round(run_s, 4), "predicted_round_s": round(round_s, 4)}
+        if self._formats:
+            facts["wires"] = dict(Counter(self._formats.values()))
         if laid.owed:
             facts["owed"] = [list(d) for d in laid.owed]
         return facts
