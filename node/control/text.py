@@ -199,14 +199,22 @@ def _counted(s: Snapshot) -> str:
     return said
 
 
+MOST_SENT = 6
+"""Peers that the line on number formats names; the others are counted."""
+
+
 def sent_words(sent: Iterable[SentLine]) -> str:
     """Number formats of the tensors that other peers got from here, and how far the numbers in them
-    were off: "int4 to h2 (9.1 % off), bf16 to h3 (0.17 % off)"."""
-    return ", ".join(
+    were off, the worst first: "int4 to h2 (9.1 % off), bf16 to h3 (0.17 % off)"."""
+    lines = sorted(sent, key=lambda line: (-line.error, line.wire, line.peer))
+    words = [
         f"{clean(line.wire, 8)} to {clean(line.name, 16) or short(PeerId(clean(line.peer, 64)))}"
         f"{error_words(line.error)}"
-        for line in sent
-    )
+        for line in lines[:MOST_SENT]
+    ]
+    if more := len(lines) - len(words):
+        words.append(f"and {several(more, 'other')}")
+    return ", ".join(words)
 
 
 def error_words(error: float) -> str:

@@ -35,9 +35,8 @@ class PipelineSettings:
     def wires(self) -> tuple[str, ...]:
         """Number formats that a plan may choose from, the run's first, each with fewer bytes than
         the one before it. Empty if ``wire_least`` is no format below ``wire``."""
-        half = "bf16"
-        if "fp16" in (self.wire, self.wire_least):
-            half = "fp16"
+        halves = ("bf16", "fp16")
+        half = next((w for w in (self.wire, self.wire_least) if w in halves), "bf16")
         formats = ("fp32", half, "int8", "int4")
         first = formats.index(self.wire)
         if not self.wire_least:

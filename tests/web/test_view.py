@@ -11,7 +11,7 @@ from node.web.samples import MOST, MOST_TEXT, Sample
 from node.web.view import MOST_BYTES, MOST_PEERS, State, document, is_last, without_answer
 from node.web.wishes import wishes
 from protos.ask_pb2 import PeersAnswer
-from protos.control_pb2 import EpochLine, Event, Snapshot, WorkLine
+from protos.control_pb2 import EpochLine, Event, SentLine, Snapshot, WorkLine
 from testbed.fakes.canned_crowd import HOSTILE, CannedCrowd, crowd
 from testbed.fakes.canned_window import ME, some_history, some_peers, training_snapshot
 
@@ -50,6 +50,19 @@ def test_it_says_what_status_says():
     assert made["time"] == {"compute": 0.62, "wire": 0.08, "wait": 0.24, "round": 0.06}
     assert made["curve"]["120"][:2] == [41_199_960, pytest.approx(1.8014, abs=1e-3)]
     assert made["curve"]["40"][4] == 1, "a repaired round"
+
+
+def test_it_says_in_which_format_each_peer_gets_tensors_and_how_far_off_they_are():
+    state = small(sent=[SentLine(peer="p", name="h2", wire="int4", error=0.1, measured=8)])
+    row = state.answer.peers[1]
+    row.wire = "int8"
+    row.wire_error = 0.0071
+    made = document(state)
+    assert made["me"]["Sent as"] == "int4 to h2 (10 % off)"
+    assert made["peers"]["rows"][row.peer]["sent"] == "int8 (0.71 % off)"
+    others = [one for key, one in made["peers"]["rows"].items() if key != row.peer]
+    assert others
+    assert all("sent" not in one for one in others)
 
 
 def test_a_run_without_a_loss_before_training_has_the_first_one():
