@@ -735,12 +735,14 @@ def test_status_says_how_far_off_the_numbers_are_that_each_peer_gets():
         SentLine(peer=f"{ME[:-3]}0x2", wire="int4", error=0.112, measured=3),
         SentLine(peer=f"{ME[:-3]}0x3", name="exact", wire="fp32"),
     ]
-    text = "\n".join(shown(*status_lines(training_snapshot(sent=sent)), width=120))
+    snapshot = training_snapshot()
+    snapshot.sent.extend(sent)
+    text = "\n".join(shown(*status_lines(snapshot), width=160))
     assert f"int4 to {short(PeerId(sent[1].peer))} (11 % off), bf16 to fine (0.17 % off), " in text
     assert "fp32 to exact" in text
     assert "sent as" not in "\n".join(shown(*status_lines(training_snapshot())))
     many = [SentLine(peer=f"p{i}", name=f"n{i}", wire="int8", error=0.007) for i in range(20)]
-    assert sent_words(many).endswith("int8 to n12 (0.7 % off), and 14 others")
+    assert sent_words(many).endswith("int8 to n13 (0.7 % off), and 14 others")
 
 
 def test_the_metrics_page_has_an_error_for_each_peer_that_was_measured():

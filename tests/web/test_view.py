@@ -11,7 +11,7 @@ from node.web.samples import MOST, MOST_TEXT, Sample
 from node.web.view import MOST_BYTES, MOST_PEERS, State, document, is_last, without_answer
 from node.web.wishes import wishes
 from protos.ask_pb2 import PeersAnswer
-from protos.control_pb2 import EpochLine, Event, SentLine, Snapshot, WorkLine
+from protos.control_pb2 import EpochLine, Event, Snapshot, WorkLine
 from testbed.fakes.canned_crowd import HOSTILE, CannedCrowd, crowd
 from testbed.fakes.canned_window import ME, some_history, some_peers, training_snapshot
 
@@ -53,7 +53,8 @@ def test_it_says_what_status_says():
 
 
 def test_it_says_in_which_format_each_peer_gets_tensors_and_how_far_off_they_are():
-    state = small(sent=[SentLine(peer="p", name="h2", wire="int4", error=0.1, measured=8)])
+    state = small()
+    state.snapshot.sent.add(peer="p", name="h2", wire="int4", error=0.1, measured=8)
     row = state.answer.peers[1]
     row.wire = "int8"
     row.wire_error = 0.0071
