@@ -71,7 +71,12 @@ SLOW_MODEL: dict[str, Any] = {
     "data.source": "builtin:pydoc",
 }
 """A tensor has 64 KiB in bf16, which take 0.17 s on the line; computing takes a tenth of that."""
-NODE = ("checkpoint.every=0", "limits.in_flight=12")
+NODE = (
+    "checkpoint.every=0",
+    "limits.in_flight=12",
+    "transport.keepalive_timeout_s=20",
+    "transport.dial_timeout_s=30",
+)
 START_S = 300.0
 EPOCH_S = 400.0
 """Longest wait for the next commit."""

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.averaging.meeting import CHUNK, FAULTY, MEMBERS, SETTINGS, TOKENS, given, truth
+from node.averaging.exchange import parcel
 from node.averaging.exchange.member import SERVICE
 from node.averaging.exchange.request import RoundRequest
 from node.core.errors import PeerFault
-from node.wire.coding import parcel
 from node.wire.coding.codecs import encode
 from node.wire.tensors import expected_head
 from protos import averaging_pb2

@@ -21,10 +21,9 @@ from typing import Any
 import torch
 
 from benchmarks.averaging import meeting
-from node.averaging.exchange import member, owner
+from node.averaging.exchange import member, owner, parcel
 from node.averaging.exchange.service import CellRound
 from node.core.ids import PeerId
-from node.wire.coding import parcel
 from testbed.fakes.memory_net import MemoryNet, MemoryTransport
 
 PHASES = {

@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from node.app import change
+from node.averaging.exchange import parcel
 from node.averaging.strategies.outer import OuterSettings
 from node.consensus.rules import Rules
 from node.coordinator import notes
@@ -57,7 +58,6 @@ from node.transport import limits as transport_limits
 from node.transport.handshake import Facts, Handshake, Tokens
 from node.transport.ways import punch
 from node.wire import bounds
-from node.wire.coding import parcel
 from node.wire.limits import NAME, SIZES
 from node.wire.tensors import TensorReader, encode_measured, expected_head
 from protos import (

@@ -6,12 +6,12 @@ import math
 import pytest
 import torch
 
+from node.averaging.exchange import parcel
 from node.averaging.exchange.events import micro_groups
 from node.averaging.exchange.owner import HEAD_LIMIT, HEAD_SLACK, HeadBounds
 from node.averaging.settings import AveragingSettings
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
-from node.wire.coding import parcel
 from node.wire.coding.formats import FORMATS
 from node.wire.tensors import encode, expected_head
 from protos import averaging_pb2, averaging_pb2_grpc, tensor_pb2

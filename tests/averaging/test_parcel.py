@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from node.averaging.exchange import parcel
 from node.averaging.settings import AveragingSettings
 from node.core.errors import WireError
-from node.wire.coding import parcel
 from node.wire.coding.codecs import encode, settle
 from node.wire.coding.formats import FORMATS, nbytes_of
 from node.wire.tensors import expected_head

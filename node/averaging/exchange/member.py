@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 import torch
 
+from node.averaging.exchange import parcel
 from node.averaging.exchange.events import UNDER_WAY, Group, Kind
 from node.averaging.exchange.request import FreshPart, RoundRequest
 from node.core.errors import PeerFault, WireError
@@ -17,7 +18,6 @@ from node.core.ids import PeerId
 from node.core.tasks import together
 from node.transport.port import TransportPort, answers, printable
 from node.wire import bounds
-from node.wire.coding import parcel
 from node.wire.coding.codecs import Coded, encode, opened
 from node.wire.tensors import expected_head
 from protos import averaging_pb2, tensor_pb2

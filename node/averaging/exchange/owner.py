@@ -20,6 +20,7 @@ import grpc.aio
 import torch
 from google.protobuf.message import DecodeError
 
+from node.averaging.exchange import parcel
 from node.averaging.exchange.events import (
     Began,
     Ended,
@@ -57,7 +58,6 @@ from node.core.tasks import Tasks
 from node.telemetry.events import Journal
 from node.transport.port import TransportPort
 from node.wire import bounds
-from node.wire.coding import parcel
 from node.wire.coding.codecs import Coded, Numbers, Rounded, settled
 from node.wire.coding.formats import FORMATS
 from node.wire.tensors import expected_head

@@ -1,7 +1,7 @@
 """Parts as bytes on their way: what heads must announce, messages, and putting them back together.
 
 A message of bytes is one protobuf field, ``bytes chunk = 2``, written and read by hand: protobuf
-copies a field three times. Enters: parts in a number format of ``formats.py``. Leaves: messages;
+copies a field three times. Enters: parts in a format of ``node.wire.coding``. Leaves: messages;
 there, the coded bytes of every part. Never: memory for bytes that a head did not announce as it
 must.
 """
