@@ -58,7 +58,7 @@ class Waits(Executor):
 def arm(phase: str, transport: MemoryTransport, exchanges: int) -> Executor | None:
     """Set the trap; the executor that the round needs for it."""
     if phase == "before":
-        vars(member)["expected_head"] = lambda *_: die()
+        _override(member, "expected_head", lambda *_: die())
     elif phase in ("sending", "frozen"):
         _replace(
             member,
@@ -81,6 +81,10 @@ def arm(phase: str, transport: MemoryTransport, exchanges: int) -> Executor | No
         )
         return Waits(done)
     return None
+
+
+def _override(module: ModuleType, name: str, value: object) -> None:
+    vars(module)[name] = value
 
 
 def _replace(module: ModuleType, **names: Any) -> None:
