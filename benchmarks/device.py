@@ -50,7 +50,7 @@ FASTER = {"int8": 1.8, "int4": 3.0}
 """Least tokens per second, relative to bf16's."""
 WORSE = 1.01
 """Highest held-out loss, relative to bf16's with the same seed."""
-MICRO_BATCHES = 320
+MICRO_BATCHES = 160
 """Of an epoch: so many that its beginning and end, where the line waits, are a small part."""
 SLOW_MODEL: dict[str, Any] = {
     "model.layers": 2,
