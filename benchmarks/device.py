@@ -32,6 +32,7 @@ from node.manifest import Manifest, amended
 from node.model.documents import ends_of, lengths_of
 from node.model.settings import ModelSettings
 from node.model.shapes import layers_of
+from node.pipeline.settings import forward_only_wire
 from node.wire.tensors import TensorReader, encode_measured, expected_head
 from testbed.daemons.books import COMMITTED
 from testbed.daemons.fleet import Box, Hang, Peer, folder
@@ -267,13 +268,16 @@ class Cut(Unsplit):
         lengths: tuple[int, ...] = ()
         if ends:
             lengths = lengths_of(ends, *tokens_BT.shape)
+        wire = self._wire
+        if not torch.is_grad_enabled():
+            wire = forward_only_wire(wire)
         h = self.ends.embed(tokens_BT)
         blocks = self.blocks
         for stage in range(ENDS + 1, self._stages + 1):
-            h = Crossing.apply(h, self._wire)
+            h = Crossing.apply(h, wire)
             for layer in layers_of(self.settings, self._stages, stage):
                 h = blocks.model.layers[str(layer)](h, blocks.rope, lengths)
-        return self.ends.loss(Crossing.apply(h, self._wire), targets_BT)  # pyright: ignore
+        return self.ends.loss(Crossing.apply(h, wire), targets_BT)  # pyright: ignore
 
 
 def held_out(wire: str, seed: int, updates: int, home: Path) -> float:

@@ -415,7 +415,14 @@ class ForwardRequests:
         masked = pipeline.shape.masked and incoming.head.purpose == pb.EVALUATE
         caller = incoming.claim.journey[incoming.claim.position - 1].peer
         async with asyncio.timeout(pipeline.hop_s):
-            reader = await pipeline.read(caller, incoming.head, shape, masked, context.read)
+            reader = await pipeline.read(
+                caller,
+                incoming.head,
+                shape,
+                masked,
+                context.read,
+                wire=pipeline.shape.forward_only,
+            )
         if not pipeline.guard.finite(reader):
             raise WireError("an activation that is not finite or absurdly large")
         return reader
@@ -465,6 +472,7 @@ class ForwardRequests:
                 pipeline.shape,
                 document_ends,
                 text=text,
+                wire=pipeline.shape.forward_only,
             )
 
             def held(seconds: float | None, peer: PeerId = choice) -> None:

@@ -11,6 +11,7 @@ from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.journey import Hop
 from node.pipeline.events import Claim
+from node.pipeline.settings import forward_only_wire
 from node.transport.port import EOF
 from node.wire.coding.formats import BLOCKWISE
 from node.wire.tensors import Buffer, TensorReader, chunks, expected_head, nbytes_of
@@ -43,6 +44,11 @@ class FrameShape:
     def nbytes(self, sequences: int, length: int, wire: str = "") -> int:
         """Bytes of one activation in the format ``wire``; in the run's by default."""
         return nbytes_of((sequences, length, self.width), wire or self.wire)
+
+    @property
+    def forward_only(self) -> str:
+        """Number format of activations of work that only goes forward."""
+        return forward_only_wire(self.wire)
 
     def kept(self, sequences: int, length: int) -> int:
         """Bytes of an input and of an output while a visit keeps both. An input in int8 or int4 is

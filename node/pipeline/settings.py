@@ -5,6 +5,15 @@ from dataclasses import dataclass
 from node.wire.coding.formats import BLOCKWISE
 
 
+def forward_only_wire(wire: str) -> str:
+    """Number format of work that only goes forward in a run whose training travels as ``wire``:
+    bf16 instead of int8 and int4. An evaluation measures the parameters, which others take without
+    that rounding, and a token of a text is too few bytes to matter."""
+    if wire in BLOCKWISE:
+        return "bf16"
+    return wire
+
+
 @dataclass(frozen=True)
 class PipelineSettings:
     """Agreed by the swarm."""
@@ -15,7 +24,8 @@ class PipelineSettings:
     """Sequences in one micro-batch."""
     wire: str = "fp32"
     """Number format of activations and their gradients on the wire: fp32, bf16, fp16, int8, int4.
-    int8 and int4 have a scale for every 256 and 64 numbers."""
+    int8 and int4 have a scale for every 256 and 64 numbers, and evaluations and texts travel as
+    bf16 beside them."""
     wire_least: str = ""
     """Coarsest number format that a plan may give to the tensors between two peers: bf16, fp16,
     int8, int4. A link whose bytes would take longer than the work of the busiest device gets a

@@ -23,6 +23,7 @@ from node.pipeline.events import Direction
 from node.pipeline.frames import FrameReader
 from node.pipeline.gradients import Share
 from node.pipeline.guard import check_output, check_share
+from node.pipeline.settings import forward_only_wire
 from node.wire.coding.formats import BLOCKWISE
 from node.wire.tensors import TensorReader, dtype_of, encode_measured
 
@@ -460,7 +461,8 @@ class StageMath:
         return share
 
     def _encode(self, tensor: Tensor) -> memoryview:
-        return self._encoded(tensor, self.wire, measure=False)[0]
+        """The bytes of an activation of work that only goes forward."""
+        return self._encoded(tensor, forward_only_wire(self.wire), measure=False)[0]
 
     def _encode_for(self, work: VisitBuffers, way: Direction, tensor: Tensor) -> memoryview:
         """The bytes of a visit's result, in the format that its plan has for them. Of one in
