@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from benchmarks.report import Report, command_line
-from node.averaging.coding.codecs import Coded
 from node.averaging.reducers.reducer import Gathered, Reducer, means
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId
+from node.wire.coding.codecs import Coded
 from testbed.reference.reducers import TWINS, flat, means_of
 
 COUNTS = (2, 4, 8, 16)

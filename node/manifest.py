@@ -22,7 +22,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from node.averaging.coding.formats import FORMATS
 from node.averaging.settings import AveragingSettings
 from node.averaging.strategies.outer import (
     CARRIES,
@@ -43,7 +42,7 @@ from node.core.tables import (
     settings_of,
     unknown,
 )
-from node.core.version import PROTOCOL, UPDATE
+from node.core.version import PROTOCOL, UPDATE, WIRES_SINCE
 from node.data.settings import DataSettings
 from node.epoch.settings import TrainingSettings
 from node.identity.keys import Identity, verify
@@ -52,6 +51,7 @@ from node.model.shapes import all_shapes, check_settings, count
 from node.optim.settings import SCHEDULES, OptimSettings
 from node.pipeline.settings import PipelineSettings
 from node.scheduler.settings import SchedulerSettings
+from node.wire.coding.formats import FORMATS
 
 FORMAT = 2
 """Of the manifests that are made here. Those from 1 to this one are read."""
@@ -106,6 +106,7 @@ LATER = (
     "model.base",
     "training.mixed_precision",
     "training.reference",
+    "pipeline.wire_least",
 )
 """Settings younger than the oldest runs. A manifest of format 1 leaves out those that have their
 defaults, so older runs keep their ids. Every new setting is added here."""
@@ -171,7 +172,10 @@ MANIFEST_RULES: dict[str, FieldRule] = {
     "model.adapter_alpha": FieldRule(1e-6, 1e6),
     "pipeline.stages": FieldRule(1, 4096),
     "pipeline.micro_batch": FieldRule(1, 65536),
-    "pipeline.wire": FieldRule(choices=("fp32", "bf16", "fp16")),
+    "pipeline.wire": FieldRule(choices=("fp32", "bf16", "fp16", "int8", "int4")),
+    "pipeline.wire_least": FieldRule(
+        pattern="(bf16|fp16|int8|int4)?", says="bf16, fp16, int8, int4, or empty"
+    ),
     "pipeline.forward_timeout_s": FieldRule(0.1, 3600.0),
     "pipeline.may_skip": _SHARE,
     "pipeline.watch": FieldRule(0.0, 1000.0),
@@ -363,6 +367,12 @@ class Manifest:
                 "of a tutti before protocol 7: give the model again,  tutti swarm init --from DIR",
             ),
             (
+                p.wire_least and len(p.wires) < 2,
+                f'pipeline.wire_least = "{p.wire_least}"',
+                f'must be coarser than pipeline.wire = "{p.wire}", or empty; from fine to coarse: '
+                "fp32, bf16 or fp16, int8, int4",
+            ),
+            (
                 t.target_batch % p.micro_batch,
                 f"training.target_batch = {t.target_batch}",
                 f"must be a multiple of pipeline.micro_batch = {p.micro_batch}",
@@ -472,6 +482,14 @@ class Manifest:
                     if place == name:
                         yield section, gone.partition(".")[2], default, True
                 yield section, key, value, value != usual[key] or (first and name not in LATER)
+
+    @property
+    def oldest_protocol(self) -> int:
+        """The oldest protocol version that a peer of this run may speak: ``swarm.protocol``, or the
+        one that brought a number format which the run uses."""
+        if self.pipeline.blockwise:
+            return max(self.swarm.protocol, WIRES_SINCE)
+        return self.swarm.protocol
 
     @property
     def domain(self) -> str:

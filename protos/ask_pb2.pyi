@@ -123,7 +123,7 @@ class Refusal(_message.Message):
     def __init__(self, code: _Optional[int] = ..., reason: _Optional[str] = ..., again_s: _Optional[float] = ..., place: _Optional[int] = ...) -> None: ...
 
 class PeerLine(_message.Message):
-    __slots__ = ("peer", "name", "state", "stage", "role", "path", "rtt_s", "tokens_per_s", "epoch", "up_s", "version", "seen_s", "progress", "via", "oldest_protocol", "newest_protocol", "cell", "silent_s", "leads", "paused")
+    __slots__ = ("peer", "name", "state", "stage", "role", "path", "rtt_s", "tokens_per_s", "epoch", "up_s", "version", "seen_s", "progress", "via", "oldest_protocol", "newest_protocol", "cell", "silent_s", "leads", "wire", "wire_error", "paused")
     PEER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +143,8 @@ class PeerLine(_message.Message):
     CELL_FIELD_NUMBER: _ClassVar[int]
     SILENT_S_FIELD_NUMBER: _ClassVar[int]
     LEADS_FIELD_NUMBER: _ClassVar[int]
+    WIRE_FIELD_NUMBER: _ClassVar[int]
+    WIRE_ERROR_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     peer: str
     name: str
@@ -163,8 +165,10 @@ class PeerLine(_message.Message):
     cell: str
     silent_s: float
     leads: bool
+    wire: str
+    wire_error: float
     paused: str
-    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., stage: _Optional[int] = ..., role: _Optional[str] = ..., path: _Optional[str] = ..., rtt_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., epoch: _Optional[int] = ..., up_s: _Optional[float] = ..., version: _Optional[str] = ..., seen_s: _Optional[float] = ..., progress: _Optional[float] = ..., via: _Optional[str] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., cell: _Optional[str] = ..., silent_s: _Optional[float] = ..., leads: _Optional[bool] = ..., paused: _Optional[str] = ...) -> None: ...
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., state: _Optional[str] = ..., stage: _Optional[int] = ..., role: _Optional[str] = ..., path: _Optional[str] = ..., rtt_s: _Optional[float] = ..., tokens_per_s: _Optional[float] = ..., epoch: _Optional[int] = ..., up_s: _Optional[float] = ..., version: _Optional[str] = ..., seen_s: _Optional[float] = ..., progress: _Optional[float] = ..., via: _Optional[str] = ..., oldest_protocol: _Optional[int] = ..., newest_protocol: _Optional[int] = ..., cell: _Optional[str] = ..., silent_s: _Optional[float] = ..., leads: _Optional[bool] = ..., wire: _Optional[str] = ..., wire_error: _Optional[float] = ..., paused: _Optional[str] = ...) -> None: ...
 
 class SwarmLine(_message.Message):
     __slots__ = ("name", "run_id", "epoch", "epochs", "loss", "stages")

@@ -18,7 +18,7 @@ import tomlkit
 from prometheus_client.core import Metric
 
 from cli import app
-from node.app.snapshot import gauges, tasks_gauge, totals_of
+from node.app.snapshot import gauges, sent_gauge, tasks_gauge, totals_of
 from node.config import ENVIRONMENT, NODE_RULES, NodeSettings
 from node.config import SECTIONS as NODE_SECTIONS
 from node.core.tables import FieldRule, meanings, settings_of, type_sentence
@@ -221,7 +221,8 @@ def metrics() -> str:
             # The library tells the labels of a metric without samples in no other way.
             rows.append(metric_row(name, metric, [*held._labelnames]))
     snapshot = control_pb2.Snapshot()
-    for metric in [*gauges(snapshot), tasks_gauge({"": 0})]:
+    sent = sent_gauge([control_pb2.SentLine(measured=1)])
+    for metric in [*gauges(snapshot), sent, tasks_gauge({"": 0})]:
         labels = [*metric.samples[0].labels]
         rows.append(metric_row(metric.name, metric, labels))
     for name, text, totals in totals_of(snapshot, 0):

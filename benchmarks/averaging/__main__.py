@@ -21,8 +21,6 @@ import numpy as np
 import torch
 
 from benchmarks.report import Report, chosen, command_line
-from node.averaging.coding.codecs import decode, encode
-from node.averaging.coding.formats import FORMATS, nbytes_of
 from node.averaging.strategies.strategy import (
     Butterfly,
     Moshpit,
@@ -33,6 +31,8 @@ from node.averaging.strategies.strategy import (
 )
 from node.sim.averaging import NAMES, AveragingTrial, simulate
 from node.telemetry import pictures
+from node.wire.coding.codecs import decode, encode
+from node.wire.coding.formats import FORMATS, nbytes_of
 from testbed.reference.mixing import mixing
 
 # plot_results.ipynb of github.com/yandex-research/moshpit-sgd, commit 78fb4da: rounds to 1e-9 (to

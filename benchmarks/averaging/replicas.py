@@ -16,8 +16,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from node.averaging.coding.codecs import settle
-from node.averaging.coding.formats import nbytes_of
 from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_gradient
 from node.averaging.strategies.outer import OuterSettings, check, pieces
 from node.averaging.strategies.strategy import (
@@ -33,6 +31,8 @@ from node.data.sources import Ids, open_data
 from node.model.settings import ModelSettings
 from node.model.stages import Rope, rotate
 from node.outer.merging import moved, says
+from node.wire.coding.codecs import settle
+from node.wire.coding.formats import nbytes_of
 from testbed.reference.mixing import mixing
 from testbed.reference.unsplit import Unsplit
 

@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from benchmarks.averaging.meeting import CHUNK, FAULTY, MEMBERS, SETTINGS, TOKENS, given, truth
-from node.averaging.coding import parcel
-from node.averaging.coding.codecs import encode
+from node.averaging.exchange import parcel
 from node.averaging.exchange.member import SERVICE
 from node.averaging.exchange.request import RoundRequest
 from node.core.errors import PeerFault
+from node.wire.coding.codecs import encode
+from node.wire.tensors import expected_head
 from protos import averaging_pb2
 from testbed.fakes.memory_net import MemoryTransport
 
@@ -136,7 +137,7 @@ class Rogue:
         """Heads and frames of parts, bent."""
         lies = group >= self._lie.since
         bent = [(name, self._lie.bend(tensor) if lies else tensor) for name, tensor in parts]
-        heads = [parcel.head_of(name, tuple(tensor.shape), "fp32") for name, tensor in bent]
+        heads = [expected_head(name, tuple(tensor.shape), "fp32") for name, tensor in bent]
         frames = list(parcel.messages([encode(tensor, "fp32") for _, tensor in bent], CHUNK))
         return heads, self._lie.cut(frames) if lies else frames
 

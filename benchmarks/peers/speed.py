@@ -328,8 +328,8 @@ class Wire(Ours):
         await reading
 
     async def _average(self, codec: str) -> dict[str, float]:
-        from node.averaging.coding.formats import nbytes_of
         from node.averaging.exchange.owner import CHUNK
+        from node.wire.coding.formats import nbytes_of
 
         total = sum(nbytes_of(n, codec) for (n,) in self.shapes.values()) // len(self.peers)
         count = -(-total // CHUNK) or 1

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 
 from benchmarks.averaging import meeting
-from node.averaging.coding import parcel
-from node.averaging.exchange import member, owner
+from node.averaging.exchange import member, owner, parcel
 from node.averaging.exchange.service import CellRound
 from node.core.ids import PeerId
 from testbed.fakes.memory_net import MemoryNet, MemoryTransport
@@ -59,7 +58,7 @@ class Waits(Executor):
 def arm(phase: str, transport: MemoryTransport, exchanges: int) -> Executor | None:
     """Set the trap; the executor that the round needs for it."""
     if phase == "before":
-        _replace(member, head_of=lambda *_: die())
+        _override(member, "expected_head", lambda *_: die())
     elif phase in ("sending", "frozen"):
         _replace(
             member,
@@ -82,6 +81,10 @@ def arm(phase: str, transport: MemoryTransport, exchanges: int) -> Executor | No
         )
         return Waits(done)
     return None
+
+
+def _override(module: ModuleType, name: str, value: object) -> None:
+    vars(module)[name] = value
 
 
 def _replace(module: ModuleType, **names: Any) -> None:

@@ -768,6 +768,10 @@ def run_facts(
             ),
             steps=tuple({part.name: part.cost for part in parts[s]} for s in range(p.stages + 1)),
             sequence=m.seq_len,
+            wires={
+                wire: work.engines.pipeline.shape.nbytes(p.micro_batch, m.seq_len, wire)
+                for wire in p.wires
+            },
         ),
         make=PlanFunctions(
             assign=lambda stage, cell, previous, room: assign(parts[stage], cell, previous, room),

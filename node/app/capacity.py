@@ -15,7 +15,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from node.averaging.coding.formats import nbytes_of
 from node.averaging.exchange.events import LET_IN
 from node.config import NodeConfig, size_of
 from node.core.errors import OutOfResources
@@ -41,6 +40,7 @@ from node.optim.parts import SCRATCH_KEPT, ParameterPart, parts_of, step_scratch
 from node.outer.memory import outer_bytes
 from node.pipeline.settings import STASH, TEXTS
 from node.telemetry.resources import bf16_units
+from node.wire.coding.formats import nbytes_of
 
 if TYPE_CHECKING:
     from node.model.device import Device
@@ -678,10 +678,7 @@ def forecast(manifest: Manifest, stage: int, peers: Mapping[int, int] | None = N
     shapes = parameter_shapes(m, p.stages, stage)
     numbers = sum(math.prod(shape) for shape in shapes.values())
 
-    width = 2
-    if p.wire == "fp32":
-        width = 4
-    tensor = p.micro_batch * m.seq_len * m.d_model * width
+    tensor = nbytes_of(p.micro_batch * m.seq_len * m.d_model, p.wire)
     visits = 1.0
     if stage != ENDS:
         visits = manifest.scheduler.hops(p.stages) / p.stages

@@ -911,6 +911,9 @@ def sheet(
     m = manifest.model
     t = manifest.training
     p = manifest.pipeline
+    wire = p.wire
+    if p.wire_least:
+        wire = f"{p.wire} to {p.wire_least}"
     return consent_lines(
         name=manifest.swarm.name,
         run_id=manifest.run_id,
@@ -922,7 +925,7 @@ def sheet(
         data=f"{manifest.data.source}, {_hash(manifest.data.sha256)}, tokenizer "
         f"{manifest.data.tokenizer}",
         cut=f"ends ({layers_said(m, p.stages, ENDS)}) and {p.stages} block stages, activations "
-        f"as {p.wire}, gradients as {manifest.averaging.wire}",
+        f"as {wire}, gradients as {manifest.averaging.wire}",
         ends_layers=m.ends_layers,
         work=f"{t.epochs:,} epochs of {t.target_batch * m.seq_len:,} tokens, "
         f"{manifest.optimizer.name}",

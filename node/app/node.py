@@ -179,7 +179,7 @@ class Node(Peer[Assembled]):
         """Protocol versions that this node speaks and the run allows."""
         oldest = OLDEST_PROTOCOL
         if self.manifest:
-            oldest = max(oldest, self.manifest.swarm.protocol)
+            oldest = max(oldest, self.manifest.oldest_protocol)
         return Protocols(oldest, PROTOCOL)
 
     def _admit(self, peer: PeerId, hello: Hello) -> float:

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from node.epoch.waiting import Wait
 from node.fine_tuning import worse
 from node.manifest import Manifest
 from node.outer.service import CellMeetings, CellTally
+from node.pipeline.rounding import NOTHING_SENT, Rounding
 from node.scheduler.costs import Costs
 from node.scheduler.reasons import reasons
 from node.telemetry.events import EPOCH
@@ -149,7 +150,7 @@ class MetricsPage:
 
     def measure(self, snapshot: pb.Snapshot, tokens_before: int) -> None:
         """Look at every number that the screen shows as well."""
-        page = [*gauges(snapshot), tasks_gauge(kinds_of_tasks())]
+        page = [*gauges(snapshot), sent_gauge(snapshot.sent), tasks_gauge(kinds_of_tasks())]
         for name, text, totals in totals_of(snapshot, tokens_before):
             page.append(family := CounterMetricFamily(f"tutti_{name}", text, labels=["result"]))
             for result, total in totals.items():
@@ -315,6 +316,16 @@ class SnapshotBuilder:
             texts=len(a.pipeline.texts),
             text_bytes=a.pipeline.texts.used,
             recompute=a.pipeline.math.recompute,
+            sent=[
+                pb.SentLine(
+                    peer=peer,
+                    name=d.journal.names.known(peer),
+                    wire=sent.wire,
+                    error=sent.error,
+                    measured=sent.measured,
+                )
+                for peer, sent in a.pipeline.rounding.peers().items()
+            ],
             micro_batches=a.meter.micro_batches,
             last_work_s=max(0.0, time.monotonic() - a.meter.last_work),
             time_s=d.metrics.totals(),
@@ -789,6 +800,9 @@ class SnapshotBuilder:
         if d.presence is None:
             return answer
         links = d.transport.peers()
+        sent: Mapping[PeerId, Rounding] = {}
+        if d.assembled:
+            sent = d.assembled.pipeline.rounding.peers()
         for peer, entry in sorted(d.presence.view.everybody.items()):
             link = links.get(peer, PeerLink())
             body = entry.body
@@ -808,6 +822,8 @@ class SnapshotBuilder:
                     up_s=max(0.0, now - body.started),
                     seen_s=seen_s,
                     silent_s=silent_s,
+                    wire=sent.get(peer, NOTHING_SENT).wire,
+                    wire_error=sent.get(peer, NOTHING_SENT).error,
                 )
             )
         for peer, (entry, since) in sorted(d.presence.sightings.lost.items()):
@@ -922,6 +938,19 @@ def totals_of(s: pb.Snapshot, tokens_before: int) -> list[tuple[str, str, dict[s
             {"averaged": s.cell.averaged_windows, "alone": s.cell.alone_windows},
         ),
     ]
+
+
+def sent_gauge(sent: Iterable[pb.SentLine]) -> Metric:
+    """Relative errors of what other peers got from here, for the metrics page."""
+    errors = GaugeMetricFamily(
+        "tutti_sent_error",
+        "Relative error of the activations and gradients that a peer got, by their number format",
+        labels=["peer", "wire"],
+    )
+    for line in sent:
+        if line.measured:
+            errors.add_metric([line.peer, line.wire], line.error)
+    return errors
 
 
 def gauges(s: pb.Snapshot) -> list[Metric]:

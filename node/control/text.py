@@ -46,6 +46,7 @@ from protos.control_pb2 import (
     OrderLine,
     PingReport,
     RoundLine,
+    SentLine,
     Snapshot,
 )
 
@@ -142,6 +143,7 @@ def status_lines(s: Snapshot, verbose: bool = False) -> list[Text]:
         ("receipts", receipts_words(s)),
         ("rounds", _rounds(s.round)),
         *_paths(s),
+        ("sent as", sent_words(s.sent)),
         *_cell(s),
         *_change(s.change),
         ("order", _order(s.order)),
@@ -212,6 +214,31 @@ def receipts_words(s: Snapshot) -> str:
     return f"{r.own / r.work:.1%} of the swarm's work in {epochs}"
 
 
+MOST_SENT = 6
+"""Peers that the line on number formats names; the others are counted."""
+
+
+def sent_words(sent: Iterable[SentLine]) -> str:
+    """Number formats of the tensors that other peers got from here, and how far the numbers in them
+    were off, the worst first: "int4 to h2 (9.1 % off), bf16 to h3 (0.17 % off)"."""
+    lines = sorted(sent, key=lambda line: (-line.error, line.wire, line.peer))
+    words = [
+        f"{clean(line.wire, 8)} to {clean(line.name, 16) or short(PeerId(clean(line.peer, 64)))}"
+        f"{error_words(line.error)}"
+        for line in lines[:MOST_SENT]
+    ]
+    if more := len(lines) - len(words):
+        words.append(f"and {several(more, 'other')}")
+    return ", ".join(words)
+
+
+def error_words(error: float) -> str:
+    """A relative error in parentheses; empty where none was measured."""
+    if not error:
+        return ""
+    return f" ({100 * error:.2g} % off)"
+
+
 def _rounds(r: RoundLine) -> str:
     if not (r.done or r.failed):
         return ""
@@ -230,6 +257,7 @@ LEAST = (
     "cell",
     "averaging",
     "reachable",
+    "sent as",
 )
 """Labels of ``status`` that a small screen goes without, the first ones first."""
 LABEL = 10

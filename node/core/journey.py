@@ -3,7 +3,7 @@
 import gc
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -129,6 +129,10 @@ MOST_HOSTS = 16
 MOST_LISTS = 3 * MOST_PATHS
 """Lists and objects in the JSON of a plan: a path has four and takes some 30 bytes. An empty list
 takes 56 bytes in memory."""
+MOST_LINKS = 1 << 14
+"""Links whose format a plan names at most."""
+MOST_WIRE = 8
+"""Characters of the name of a format."""
 MOST_CHANGE = 4096
 """Characters of the owner's change."""
 ENTRIES = {
@@ -228,6 +232,8 @@ class Plan:
     ``parent``      only in a plan that founds a cell: the cell of the leader that signs it; members
                     are the new cell's, owners the parent's, and nobody trains by it
     ``founds``      a cell founded from the same base; its members fetch optimizer state from here
+    ``wires``       number format of the tensors that a member sends to another one, by (sender,
+                    receiver), where it is not the run's (``pipeline.wire``)
 
     For operators: ``loss`` of the epoch before and ``loss_val`` of the last evaluation in nats per
     token (0: none yet), ``reference``: losses before the first step of the run, in runs that keep
@@ -259,6 +265,7 @@ class Plan:
     window: Window = NO_WINDOW
     electorate: Electorate = NOBODY
     reference: Losses = UNKNOWN
+    wires: Mapping[tuple[PeerId, PeerId], str] = field(default_factory=dict)
 
     @property
     def base(self) -> Version:
@@ -317,6 +324,10 @@ class Plan:
         }
         if self.reference.known:  # in other runs a plan is as it was before there were references
             body["reference"] = self.reference.row()
+        if self.wires:  # in other runs a plan is as it was before links had formats
+            body["wires"] = sorted(
+                [index[a], index[b], wire] for (a, b), wire in self.wires.items()
+            )
         if self.cell_id:  # in a run of one cell a plan is as it was before there were several
             body |= self._about_cells()
         return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
@@ -374,7 +385,7 @@ class Plan:
             def member(i: Any) -> PeerId:
                 peer = name(i)
                 if i >= len(body["members"]):
-                    raise ValueError("a path over somebody who is no member")
+                    raise ValueError("a path, or a link, over somebody who is no member")
                 return peer
 
             return cls(
@@ -420,6 +431,7 @@ class Plan:
                     for k, (e, line) in body["stood"].items()
                 },
                 reference=Losses.parse(body.get("reference", UNKNOWN.row())),
+                wires=_wires(body.get("wires", []), member),
             )
         except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as e:
             raise WireError(f"not a plan: {e}") from e
@@ -455,6 +467,15 @@ def _window(body: Any) -> Window:
         _digests(means),
         copies is True,
     )
+
+
+def _wires(body: Any, member: Callable[[Any], PeerId]) -> dict[tuple[PeerId, PeerId], str]:
+    """Number format by (sender, receiver)."""
+    rows = few(body, MOST_LINKS, "links")
+    found = {(member(a), member(b)): short_text(wire, MOST_WIRE) for a, b, wire in rows}
+    if len(found) != len(rows) or any(a == b for a, b in found):
+        raise ValueError("a link with two formats, or of a peer with itself")
+    return found
 
 
 def _hosts(body: Any) -> dict[int, tuple[Host, ...]]:

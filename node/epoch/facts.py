@@ -43,7 +43,8 @@ class WorkSizes:
     """Amounts of computation and traffic of a run, by stage; empty or 0 if unknown.
 
     ``parameters``: bytes of a stage's parameters. ``tensor``: bytes of a micro-batch between two
-    stages. ``operations``: floating-point operations of a micro-batch, forward and backward.
+    stages; ``wires``: the same in each number format that a plan may give a link, the run's first.
+    ``operations``: floating-point operations of a micro-batch, forward and backward.
     ``steps``: floating-point operations of an optimizer step, by part. ``sequence``: tokens of a
     sample, which bounds the tokens that a peer may report.
     """
@@ -53,6 +54,7 @@ class WorkSizes:
     operations: tuple[float, ...] = ()
     steps: tuple[Mapping[str, float], ...] = ()
     sequence: int = 0
+    wires: Mapping[str, int] = field(default_factory=dict)
 
 
 Assign = Callable[

@@ -12,6 +12,7 @@ from node.core.ids import ENDS, PeerId
 from node.core.journey import Path, Plan
 from node.pipeline.route import fewest_hops
 from node.pipeline.settings import PipelineSettings
+from node.scheduler.link_formats import links
 from node.scheduler.promises import broken_promise, unfair_share
 from node.scheduler.settings import SchedulerSettings
 
@@ -44,6 +45,7 @@ def objection(
         _of_window(plan)
         or _of_owners(plan, me, shapes)
         or of_paths(plan, pipeline, scheduler, micro_batches)
+        or _of_wires(plan, pipeline)
     )
 
 
@@ -94,6 +96,18 @@ def of_paths(
     ends = [(m.peer, m.speed) for m in plan.members if m.current and m.stage == ENDS]
     skips = scheduler.hops(pipeline.stages) < len(live)
     return unfair_share(Counter(path.origin for path in plan.paths), ends, skips)
+
+
+def _of_wires(plan: Plan, pipeline: PipelineSettings) -> str:
+    """The reason why nobody could send in the formats of this plan; "" if there is none."""
+    if not plan.wires:
+        return ""
+    allowed = pipeline.wires[1:]
+    if any(wire not in allowed for wire in plan.wires.values()):
+        return "a link in a number format that the settings do not allow"
+    if not plan.wires.keys() <= links(plan.paths).keys():
+        return "a number format for a link that no micro-batch takes"
+    return ""
 
 
 def _of_micro_batches(

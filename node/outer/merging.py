@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from node.averaging.coding.codecs import decode, encode, settle
-from node.averaging.coding.formats import FORMATS, nbytes_of
 from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_gradient
 from node.averaging.strategies.outer import OuterSettings
 from node.core.errors import WireError
+from node.wire.coding.codecs import decode, encode, settle
+from node.wire.coding.formats import FORMATS, nbytes_of
 
 Named = Mapping[str, Tensor]
 WORDS = "words"

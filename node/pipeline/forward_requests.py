@@ -283,7 +283,7 @@ class ForwardRequests:
         shape = loose_shape(incoming, self._pipeline.shape)
         if incoming.head.HasField("text") and shape[0] != 1:
             raise WireError(f"a text of {shape[0]} sequences")
-        cost = 2 * pipeline.shape.nbytes(shape[0], shape[1])
+        cost = pipeline.shape.kept(shape[0], shape[1])
         limit = pipeline.stash.limit
         plan = pipeline.machine.plan
         members = {m.peer for m in plan.members} if plan is not None else set[PeerId]()
@@ -415,7 +415,14 @@ class ForwardRequests:
         masked = pipeline.shape.masked and incoming.head.purpose == pb.EVALUATE
         caller = incoming.claim.journey[incoming.claim.position - 1].peer
         async with asyncio.timeout(pipeline.hop_s):
-            reader = await pipeline.read(caller, incoming.head, shape, masked, context.read)
+            reader = await pipeline.read(
+                caller,
+                incoming.head,
+                shape,
+                masked,
+                context.read,
+                wire=pipeline.shape.forward_only,
+            )
         if not pipeline.guard.finite(reader):
             raise WireError("an activation that is not finite or absurdly large")
         return reader
@@ -465,6 +472,7 @@ class ForwardRequests:
                 pipeline.shape,
                 document_ends,
                 text=text,
+                wire=pipeline.shape.forward_only,
             )
 
             def held(seconds: float | None, peer: PeerId = choice) -> None:

@@ -11,7 +11,9 @@ from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.journey import Hop
 from node.pipeline.events import Claim
+from node.pipeline.settings import forward_only_wire
 from node.transport.port import EOF
+from node.wire.coding.formats import BLOCKWISE
 from node.wire.tensors import Buffer, TensorReader, chunks, expected_head, nbytes_of
 from protos import pipeline_pb2 as pb
 
@@ -39,9 +41,22 @@ class FrameShape:
     context: int = 0
     """Tokens that a text may have while its keys and values are cached."""
 
-    def nbytes(self, sequences: int, length: int) -> int:
-        """Bytes of one activation in the wire's format."""
-        return nbytes_of((sequences, length, self.width), self.wire)
+    def nbytes(self, sequences: int, length: int, wire: str = "") -> int:
+        """Bytes of one activation in the format ``wire``; in the run's by default."""
+        return nbytes_of((sequences, length, self.width), wire or self.wire)
+
+    @property
+    def forward_only(self) -> str:
+        """Number format of activations of work that only goes forward."""
+        return forward_only_wire(self.wire)
+
+    def kept(self, sequences: int, length: int) -> int:
+        """Bytes of an input and of an output while a visit keeps both. An input in int8 or int4 is
+        counted as the fp32 numbers that are made of it."""
+        output = self.nbytes(sequences, length)
+        if self.wire in BLOCKWISE:
+            return self.nbytes(sequences, length, "fp32") + output
+        return 2 * output
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +90,7 @@ class FrameReader(TensorReader):
         most = shape[0] * shape[1] if masked else 0
         if len(head.document_ends) > most:
             raise WireError(f"{len(head.document_ends)} ends of documents, at most {most} belong")
+        self._rms: float | None = None
         self.document_ends = tuple(head.document_ends)
         ends = (-1, *self.document_ends, most)
         if self.document_ends and not all(a < b for a, b in pairwise(ends)):
@@ -85,6 +101,16 @@ class FrameReader(TensorReader):
             most = shape[0] * shape[1] - len(self.document_ends)
         if self.untrained > most:
             raise WireError(f"{self.untrained} tokens that are not trained on, at most {most}")
+
+    @property
+    def blockwise(self) -> bool:
+        """True if a look at the numbers is work for a thread of its own: :meth:`rms`."""
+        return self.wire in BLOCKWISE
+
+    def rms(self) -> float:
+        if self._rms is None:
+            self._rms = super().rms()
+        return self._rms
 
 
 def parse_head(frame: pb.Frame, shape: FrameShape) -> Incoming:
@@ -165,8 +191,10 @@ def frames(
     *,
     untrained: int = 0,
     text: pb.TextTurn | None = None,
+    wire: str = "",
 ) -> Iterator[pb.Frame]:
-    """One activation or gradient as messages: the head, then chunks cut only when they are sent."""
+    """One activation or gradient as messages: the head, then chunks cut only when they are sent.
+    ``wire``: the format of ``buffer``, the run's by default."""
     yield pb.Frame(
         head=pb.FrameHead(
             epoch=claim.epoch,
@@ -175,7 +203,7 @@ def frames(
             purpose=purpose,  # pyright: ignore[reportArgumentType] - an enum's int
             journey=[pb.PathHop(stage=hop.stage, peer=hop.peer) for hop in claim.journey],
             position=claim.position,
-            tensor=expected_head("", tensor_shape, shape.wire),
+            tensor=expected_head("", tensor_shape, wire or shape.wire),
             deadline_s=min(max(deadline_s, 0.001), DEADLINE_MAX_S),
             document_ends=document_ends,
             patient=patient,

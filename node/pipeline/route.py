@@ -53,6 +53,20 @@ def beside(journey: Sequence[Hop], position: int, way: Direction) -> int:
     return at
 
 
+def wire_of(plan: Plan, path: Path, position: int, way: Direction) -> str:
+    """Number format of the tensor that the hop at ``position`` of a micro-batch sends; "" for the
+    run's. It is the plan's for the peers between which ``path``, the plan's, has this tensor go. So
+    a sender's bytes stay as they are when others take the place of these peers, and its receiver
+    expects them."""
+    journey = path.journey
+    there = position + 1
+    if way is Direction.BACKWARD:
+        there = position - 1
+    if not (0 <= position < len(journey) and 0 <= there < len(journey)):
+        return ""
+    return plan.wires.get((journey[position].peer, journey[there].peer), "")
+
+
 def current(plan: Plan) -> dict[int, list[PlanMember]]:
     """Members of each stage that hold it in the plan's parameters, in PeerId order."""
     found: dict[int, list[PlanMember]] = {}

@@ -110,10 +110,15 @@ class Origin:
         if plan is None or machine.paths.get(index) != path or index in self._results:
             return MicroBatchDone(index, False)  # of a plan that is closed, or no longer in force
         result = self._results[index] = asyncio.get_running_loop().create_future()
+        key = Key(plan.epoch, index, 0)
         work = VisitBuffers(
-            pipeline.clock.now() + left, pipeline.shape_of(index), pipeline.me, batch=batch
+            pipeline.clock.now() + left,
+            pipeline.shape_of(index),
+            pipeline.me,
+            batch=batch,
+            wires=pipeline.wires_of(key),
         )
-        pipeline.stash.put(Key(plan.epoch, index, 0), work, pipeline.cost(index))
+        pipeline.stash.put(key, work, pipeline.cost(index))
         pipeline.handle(ev.Start(index))
         try:
             await asyncio.wait((result,), timeout=max(0.0, left))

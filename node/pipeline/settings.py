@@ -2,6 +2,17 @@
 
 from dataclasses import dataclass
 
+from node.wire.coding.formats import BLOCKWISE
+
+
+def forward_only_wire(wire: str) -> str:
+    """Number format of work that only goes forward in a run whose training travels as ``wire``:
+    bf16 instead of int8 and int4. An evaluation measures the parameters, which others take without
+    that rounding, and a token of a text is too few bytes to matter."""
+    if wire in BLOCKWISE:
+        return "bf16"
+    return wire
+
 
 @dataclass(frozen=True)
 class PipelineSettings:
@@ -12,7 +23,13 @@ class PipelineSettings:
     micro_batch: int = 16
     """Sequences in one micro-batch."""
     wire: str = "fp32"
-    """Number format of activations and their gradients on the wire: fp32, bf16, fp16."""
+    """Number format of activations and their gradients on the wire: fp32, bf16, fp16, int8, int4.
+    int8 and int4 have a scale for every 256 and 64 numbers, and evaluations and texts travel as
+    bf16 beside them."""
+    wire_least: str = ""
+    """Coarsest number format that a plan may give to the tensors between two peers: bf16, fp16,
+    int8, int4. A link whose bytes would take longer than the work of the busiest device gets a
+    coarser one than pipeline.wire. Empty: all links have pipeline.wire."""
     forward_timeout_s: float = 30.0
     """Seconds within which a hop must answer DONE; later it is treated as failed for this
     micro-batch. Where the plan gives an epoch more than ``training.epoch_timeout_s``, this time is
@@ -23,6 +40,26 @@ class PipelineSettings:
     watch: float = 8.0
     """Most mean absolute deviations between a tensor's size and the usual size of its stage; a
     tensor further off is refused; 0: none is."""
+
+    @property
+    def wires(self) -> tuple[str, ...]:
+        """Number formats that a plan may choose from, the run's first, each with fewer bytes than
+        the one before it. Empty if ``wire_least`` is no format below ``wire``."""
+        halves = ("bf16", "fp16")
+        half = next((w for w in (self.wire, self.wire_least) if w in halves), "bf16")
+        formats = ("fp32", half, "int8", "int4")
+        first = formats.index(self.wire)
+        if not self.wire_least:
+            return formats[first : first + 1]
+        if self.wire_least not in formats:
+            return ()
+        return formats[first : formats.index(self.wire_least) + 1]
+
+    @property
+    def blockwise(self) -> bool:
+        """True if tensors may travel in int8 or int4, or if plans say which format a link has:
+        peers must speak :data:`node.core.version.WIRES_SINCE`."""
+        return bool(self.wire_least) or self.wire in BLOCKWISE
 
 
 STASH = 1 << 30

@@ -78,10 +78,16 @@ class Timing:
         self._answers: dict[PeerId, RunningAverage] = {}
         """Seconds that a peer takes for a micro-batch, from sending to DONE."""
 
-    def sent(self, peer: PeerId, seconds: float | None, now: float) -> None:
+    def sent(self, peer: PeerId, seconds: float | None, now: float, whole: float = 1.0) -> None:
         """``peer`` held a tensor ``seconds`` after it was offered, less the time it waited there
-        for the plan or for room; None where that is not known."""
+        for the plan or for room; None where that is not known. ``whole``: how many times as many
+        bytes it has in the run's format. The time that counts is that of these bytes, so that it
+        does not depend on the format that a plan has chosen by it."""
         if seconds is not None:
+            trip = 0.0
+            if peer in self._trips:
+                trip = min(seconds, self._trips[peer].mean)
+            seconds = trip + whole * (seconds - trip)
             self._tensors.setdefault(peer, RunningAverage()).add(seconds, now)
         self._failed.pop(peer, None)
 

@@ -6,7 +6,7 @@ context decides.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, cast
 from weakref import WeakSet
 
@@ -19,15 +19,20 @@ from node.model.device import free_cached, out_of_memory
 from node.model.documents import ends_of, untrained_in, within
 from node.model.stages import Blocks, Ends
 from node.model.text_cache import TextCache, Turn, text_bytes
+from node.pipeline.events import Direction
 from node.pipeline.frames import FrameReader
 from node.pipeline.gradients import Share
 from node.pipeline.guard import check_output, check_share
-from node.wire.tensors import TensorReader, dtype_of, encode
+from node.pipeline.settings import forward_only_wire
+from node.wire.coding.formats import BLOCKWISE
+from node.wire.tensors import TensorReader, dtype_of, encode_measured
 
 T = TypeVar("T")
 Autocast = Callable[[], AbstractContextManager[object]]
 Gradients = Callable[[Tensor, Sequence[Tensor], Tensor | None], tuple[Tensor | None, ...]]
 """As ``torch.autograd.grad(output, inputs, gradient)``; None for inputs without influence."""
+MEASURED = 8
+"""Encodings of a stage among which one has its relative error measured."""
 COMPUTE_ERRORS = (RuntimeError, ValueError, IndexError, OSError, MemoryError, WireError)
 """Errors of a broken micro-batch: torch's own errors (out of memory among them), bad numbers, bad
 data."""
@@ -64,6 +69,11 @@ class VisitBuffers:
     output: memoryview | None = None
     upstream: memoryview | None = None
     """Gradient of the input as bytes, kept until the hop before us is DONE with it."""
+    wires: dict[Direction, str] = field(default_factory=dict)
+    """Formats of the output (FORWARD) and of the input's gradient (BACKWARD) on their way; the
+    run's where there is none."""
+    errors: dict[Direction, float] = field(default_factory=dict)
+    """Relative errors of the two as they are sent, where they were measured."""
     share: Share | None = None
     loss_sum: float = 0.0
     tokens: int = 0
@@ -122,6 +132,7 @@ class StageMath:
     ) -> None:
         self.module = module
         self.wire = wire
+        self._encodings = 0
         self.autocast = autocast
         self._gradients = gradients
         self.recompute = recompute
@@ -223,7 +234,8 @@ class StageMath:
         work.untrained = came.untrained
         x = work.x = self._take(came).requires_grad_()
         work.input = None
-        work.output = self._encode(self._in_memory(len(x), lambda: self._forward(work, x)))
+        y = self._in_memory(len(x), lambda: self._forward(work, x))
+        work.output = self._encode_for(work, Direction.FORWARD, y)
         # As at the ends, where the loss is summed over tokens with a target alone.
         without = len(work.document_ends) + work.untrained
         work.tokens = work.shape[0] * work.shape[1] - without
@@ -245,7 +257,8 @@ class StageMath:
         x = _there(work.x)
         dy = self._take(_there(work.gradient))
         dx, *grads = self._in_memory(len(x), lambda: self._backward(work, x, dy))
-        work.upstream, work.share = self._encode(_some(dx, x)), self._share(grads)
+        work.upstream = self._encode_for(work, Direction.BACKWARD, _some(dx, x))
+        work.share = self._share(grads)
 
     def _backward(self, work: VisitBuffers, x: Tensor, dy: Tensor) -> Sequence[Tensor | None]:
         if self.recompute != "stage":
@@ -288,7 +301,8 @@ class StageMath:
                 f"the batch is {tuple(tokens.shape)}, the plan's micro-batches are {work.shape}"
             )
         x = work.x = tokens.to(self._device)
-        work.output = self._encode(self._in_memory(len(x), lambda: self._forward(work, x)))
+        y = self._in_memory(len(x), lambda: self._forward(work, x))
+        work.output = self._encode_for(work, Direction.FORWARD, y)
 
     def loss(self, work: VisitBuffers) -> None:
         """Hidden states → loss sum in nats, gradient of the hidden states, the head's share.
@@ -298,7 +312,8 @@ class StageMath:
         dh, *grads = self._in_memory(len(h), lambda: self._loss(work, h, targets))
         if not torch.isfinite(torch.tensor(work.loss_sum)):
             raise ValueError("the loss is not finite")
-        work.upstream, work.share = self._encode(_some(dh, h)), self._share(grads)
+        work.upstream = self._encode_for(work, Direction.BACKWARD, _some(dh, h))
+        work.share = self._share(grads)
 
     def _loss(self, work: VisitBuffers, h: Tensor, targets: Tensor) -> Sequence[Tensor | None]:
         work.loss_sum = 0.0
@@ -416,7 +431,7 @@ class StageMath:
 
     def _take(self, reader: TensorReader) -> Tensor:
         """The tensor on this device, in fp32. It goes over the bus in the wire's format."""
-        return reader.raw()[0].to(self._device, non_blocking=True).float()
+        return reader.numbers(self._device)
 
     def _module(self, x: Tensor, document_ends: tuple[int, ...]) -> Tensor:
         """The hidden states that the stage passes on: a block stage's output, or those that the
@@ -446,9 +461,32 @@ class StageMath:
         return share
 
     def _encode(self, tensor: Tensor) -> memoryview:
-        cast = tensor.detach().to(dtype_of(self.wire))
-        check_output(cast)
-        return encode(cast, self.wire)
+        """The bytes of an activation of work that only goes forward."""
+        return self._encoded(tensor, forward_only_wire(self.wire), measure=False)[0]
+
+    def _encode_for(self, work: VisitBuffers, way: Direction, tensor: Tensor) -> memoryview:
+        """The bytes of a visit's result, in the format that its plan has for them. Of one in
+        :data:`MEASURED` the error is noted in the visit."""
+        wire = work.wires.get(way, self.wire)
+        self._encodings += 1
+        measure = wire != "fp32" and self._encodings % MEASURED == 1
+        data, error = self._encoded(tensor, wire, measure=measure)
+        if error is not None:
+            work.errors[way] = error
+        return data
+
+    def _encoded(
+        self, tensor: Tensor, wire: str, *, measure: bool
+    ) -> tuple[memoryview, float | None]:
+        exact = tensor.detach()
+        checked = exact
+        if wire not in BLOCKWISE:
+            # fp16 may overflow: a receiver's look at the numbers is taken here.
+            checked = exact.to(dtype_of(wire))
+        check_output(checked)
+        if not measure:
+            exact = checked
+        return encode_measured(exact, wire, measure=measure)
 
     def _storage(self, tensor: Tensor) -> torch.UntypedStorage:
         """The memory of a tensor in this process."""

@@ -155,7 +155,9 @@ class Costs:
     backward to a forward; ``loss``: loss of a micro-batch at the ends peers. ``ways``: delay of a
     tensor from one peer to another; ``delay_s``: delay of an unmeasured connection; ``body_s``: the
     seconds by which a tensor usually exceeds half a small round trip. ``lines``: for peers with a
-    cap the lower of both caps, bytes a second."""
+    cap the lower of both caps, bytes a second. ``device``: as ``compute``, without the time that a
+    cap adds. ``bodies``: seconds of a tensor's bytes in the run's format, from one peer to
+    another."""
 
     compute: Mapping[PeerId, float] = field(default_factory=dict)
     loss: Mapping[PeerId, float] = field(default_factory=dict)
@@ -165,6 +167,16 @@ class Costs:
     delay_s: float = 0.0
     body_s: float = 0.0
     lines: Mapping[PeerId, float] = field(default_factory=dict)
+    device: Mapping[PeerId, float] = field(default_factory=dict)
+    bodies: Mapping[tuple[PeerId, PeerId], float] = field(default_factory=dict)
+
+    def body(self, a: PeerId, b: PeerId) -> float:
+        """Seconds of a tensor's bytes from a to b in the run's format, 0 if not measured in either
+        direction."""
+        known = self.bodies.get((a, b))
+        if known is not None:
+            return known
+        return self.bodies.get((b, a), 0.0)
 
     def delay(self, a: PeerId, b: PeerId) -> float:
         """Seconds of a tensor from a to b. A connection that was measured in the other direction
@@ -180,11 +192,13 @@ def believe(
     ends: Collection[PeerId],
     doubts: Mapping[PeerId, float] | None = None,
     tensor: int = 0,
+    coarsest: float = 1.0,
 ) -> Costs:
     """The costs to plan with, from what the peers ``said``. ``doubts[peer]``: by which factor its
     neighbours find it slower than it says (1 and more). ``tensor``: bytes of a micro-batch on its
     way; over a relay it takes no less than the relay has left for it, at a peer with a cap no less
-    than the cap does.
+    than the cap does. ``coarsest``: share of these bytes that it has in the coarsest format which a
+    plan may choose; delays and the times of capped peers are those of this format.
 
     Every claim is limited to :data:`BEYOND` times the median of its kind. A one-way delay is the
     time of a tensor less half a small round trip, since the receipt comes back over the same line.
@@ -206,37 +220,48 @@ def believe(
     # A tensor keeps a narrow connection busy as work keeps the device busy: the longer of both
     # times is the cost of a micro-batch there.
     lines = {p: m.line for p, m in said.items() if m.line}
-    both = {p: 1 / capped(1 / s, lines.get(p, 0.0), tensor) for p, s in both.items()}
-    compute = {
+    device = _within_kind(both, ends)
+    moved = round(tensor * coarsest)
+    both = {p: 1 / capped(1 / s, lines.get(p, 0.0), moved) for p, s in both.items()}
+    compute = _within_kind(both, ends)
+    loss = _within({p: m.loss_s for p, m in said.items() if p in ends and m.loss_s > 0})
+    ways, usual, body, bodies = _ways(said, tensor, coarsest)
+    slots = {p: min(m.slots, MOST_SLOTS) for p, m in said.items() if m.slots > 0}
+    return Costs(compute, loss, slots, ways, ratio, usual, body, lines, device, bodies)
+
+
+def _within_kind(both: Mapping[PeerId, float], ends: Collection[PeerId]) -> dict[PeerId, float]:
+    """The claims of block stages and those of the ends, each limited by the median of its kind."""
+    return {
         **_within({p: s for p, s in both.items() if p not in ends}),
         **_within({p: s for p, s in both.items() if p in ends}),
     }
-    loss = _within({p: m.loss_s for p, m in said.items() if p in ends and m.loss_s > 0})
-    ways, usual, body = _ways(said, tensor)
-    slots = {p: min(m.slots, MOST_SLOTS) for p, m in said.items() if m.slots > 0}
-    return Costs(compute, loss, slots, ways, ratio, usual, body, lines)
 
 
 def _ways(
-    said: Mapping[PeerId, Measured], tensor: int
-) -> tuple[dict[tuple[PeerId, PeerId], float], float, float]:
+    said: Mapping[PeerId, Measured], tensor: int, coarsest: float
+) -> tuple[dict[tuple[PeerId, PeerId], float], float, float, dict[tuple[PeerId, PeerId], float]]:
+    """(delays, usual delay, usual seconds of a tensor's bytes, seconds of a tensor's bytes), by
+    direction. The last two are of the run's format, the delays of the coarsest."""
     ways = {(a, b): way for a, m in said.items() for b, way in m.ways if b != a and b in said}
     trips = _within({ends: way.trip_s for ends, way in ways.items() if way.trip_s > 0})
     tensors = _within({ends: way.tensor_s for ends, way in ways.items() if way.tensor_s > 0})
     # The receipt comes back over the same line: half of a round trip is not the tensor's.
     both = {(a, b): trips.get((a, b), trips.get((b, a), 0.0)) for a, b in tensors}
     bodies = {way: max(0.0, s - both[way]) for way, s in tensors.items()}
-    known = {way: body + both[way] / 2 for way, body in bodies.items()}
+    known = {way: coarsest * body + both[way] / 2 for way, body in bodies.items()}
     body = _median(bodies.values())
     for (a, b), trip in trips.items():
         if (a, b) not in known and (b, a) not in known:
-            known[a, b] = trip / 2 + body
+            known[a, b] = trip / 2 + coarsest * body
     longest = BEYOND * _median(known.values())
     for (a, b), way in ways.items():
         if (rate := least(way.rate, said[a].up, said[b].down)) and (a, b) in known:
-            slow = trips.get((a, b), 0.0) / 2 + tensor / rate
+            slow = trips.get((a, b), 0.0) / 2 + coarsest * tensor / rate
             known[a, b] = max(known[a, b], min(longest, slow))
-    return known, _median(known.values()), body
+            if (a, b) in bodies:
+                bodies[a, b] = max(bodies[a, b], min(longest, tensor / rate))
+    return known, _median(known.values()), body, bodies
 
 
 def _within(claims: Mapping[K, float]) -> dict[K, float]:

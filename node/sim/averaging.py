@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from node.averaging.coding.formats import nbytes_of
 from node.averaging.strategies.strategy import (
     Barrierless,
     Butterfly,
@@ -32,6 +31,7 @@ from node.averaging.strategies.strategy import (
 )
 from node.core.errors import UsageFault, refuse
 from node.sim.names import AVERAGING as NAMES
+from node.wire.coding.formats import nbytes_of
 
 TARGETS = (1e-4, 1e-9)
 """Variances that count as agreement, as published."""

@@ -111,7 +111,8 @@ class StageRuntime:
         """Micro-batches per second that this stage's device computes, forward and backward, limited
         by the caps on the traffic of this peer; 0 before it was measured."""
         p = self.engines.pipeline
-        tensor = p.shape.nbytes(p.settings.micro_batch, self.sequence)
+        size = p.settings.micro_batch
+        tensor = min(p.shape.nbytes(size, self.sequence, wire) for wire in p.settings.wires)
         return capped(self.engines.meter.speed, least(*self.engines.transport.caps()), tensor)
 
     def costs(self) -> Measured:

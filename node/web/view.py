@@ -20,9 +20,11 @@ from node.control.text import (
     cell_order,
     covers,
     done_words,
+    error_words,
     paths_words,
     present,
     receipts_words,
+    sent_words,
     state_words,
     warmup_words,
 )
@@ -242,6 +244,8 @@ def _peer(p: PeerLine) -> dict[str, Any]:
         "epoch": p.epoch,
         "version": clean(p.version, 12),
     }
+    if p.wire:
+        row["sent"] = clean(p.wire, 8) + error_words(p.wire_error)
     if p.path == "self":
         row["path"] = "this node"
         row["self"] = True
@@ -366,6 +370,8 @@ def _me(s: Snapshot, work: Mapping[str, Any]) -> dict[str, str]:
         "Up": span(s.up_s),
         "Version": clean(s.version, 16),
     }
+    if s.sent:
+        facts["Sent as"] = sent_words(s.sent)
     if s.leader:
         facts["Leader"] = named(PeerId(clean(s.leader, 64)), clean(s.leader_name, 24))
     for number, warning in enumerate(s.warnings[:3], 1):

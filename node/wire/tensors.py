@@ -14,6 +14,9 @@ import torch
 from blake3 import blake3
 
 from node.core.errors import WireError
+from node.wire.coding import formats
+from node.wire.coding.codecs import Coded, dequantise, quantise, relative
+from node.wire.coding.formats import BLOCKWISE
 from protos import tensor_pb2
 
 Shape = Sequence[int]
@@ -38,11 +41,11 @@ def dtype_of(wire: str) -> torch.dtype:
 
 
 def nbytes_of(shape: Shape, wire: str) -> int:
-    """Bytes a tensor of ``shape`` takes on the wire. Raises ValueError for a negative dimension or
-    an unknown format."""
+    """Bytes a tensor of ``shape`` takes in one of :data:`~node.wire.coding.formats.FORMATS`. Raises
+    ValueError for a negative dimension or an unknown format."""
     if any(d < 0 for d in shape):
         raise ValueError(f"a shape has no negative dimension: {tuple(shape)}")
-    return math.prod(shape) * dtype_of(wire).itemsize
+    return formats.nbytes_of(math.prod(shape), wire)
 
 
 def expected_head(name: str, shape: Shape, wire: str) -> tensor_pb2.TensorHead:
@@ -51,7 +54,7 @@ def expected_head(name: str, shape: Shape, wire: str) -> tensor_pb2.TensorHead:
         name=name,
         shape=[int(d) for d in shape],
         nbytes=nbytes_of(shape, wire),
-        wire=wire.upper(),
+        wire=wire.upper().replace("-", "_"),
     )
 
 
@@ -76,14 +79,36 @@ def encode(tensor: torch.Tensor, wire: str) -> memoryview:
 
     A contiguous fp32 tensor on the CPU travelling as fp32 is not copied: the view *is* its memory,
     so the tensor must not change until the last chunk is cut. Elsewhere it is cast on its own
-    device, then brought over. bf16 and fp16 round to nearest; what fp16 cannot hold (beyond 65504)
     device, then brought over. bf16 and fp16 round to nearest; numbers beyond fp16's range (65504)
     become infinite, which receivers refuse. Raises ValueError for a tensor that holds no
+    floating-point numbers, and for a format without a torch dtype.
     """
     if not tensor.is_floating_point():
         raise ValueError(f"only floating-point tensors travel, not {tensor.dtype}")
     cast = to_host(tensor.detach().to(dtype_of(wire))).contiguous().reshape(-1)
     return cast.view(torch.uint8).numpy().data
+
+
+def encode_measured(
+    tensor: torch.Tensor, wire: str, *, measure: bool
+) -> tuple[memoryview, float | None]:
+    """The numbers of ``tensor`` as :func:`encode` gives them, in any format that stages send in,
+    and the relative error of the numbers that a receiver reads from them: the 2-norm of the
+    differences over the 2-norm of the tensor. None unless ``measure``; 0 for a zero tensor.
+
+    int8 and int4 are made on the tensor's device, and brought over as bytes. Raises ValueError for
+    an unknown format, and in int8 and int4 for a number that is not finite, or nearly so.
+    """
+    if wire in BLOCKWISE:
+        data, error = quantise(tensor, wire, measure=measure)
+        return to_host(data).numpy().data, error
+    exact = tensor.detach()
+    cast = exact.to(dtype_of(wire))
+    error = None
+    if measure:
+        off = cast.float() - exact.float()
+        error = relative(float(torch.linalg.vector_norm(off)), exact.float())
+    return encode(cast, wire), error
 
 
 def to_host(tensor: torch.Tensor) -> torch.Tensor:
@@ -117,10 +142,9 @@ def chunks(buffer: Buffer, size: int) -> Iterator[bytes]:
 class BytesReader:
     """Puts a stream of chunks back together, as the bytes of each tensor.
 
-    ``wanted`` are the heads this side knows must come, in order, all in format ``wire``. Those that
     ``wanted`` are the heads this side knows must come, in order, all in format ``wire``. The heads
     that came are compared with them when the reader is made (WireError). Memory for a tensor is set
-    nothing costs nothing.
+    aside when its first byte arrives, so that a sender of nothing costs nothing.
     """
 
     def __init__(
@@ -173,7 +197,7 @@ class BytesReader:
 
 class TensorReader(BytesReader):
     """The same as numbers: ``expected`` lists the (name, shape) that must come. ``locked``: they
-    are put into page-locked memory, for a GPU."""
+    are put into page-locked memory, for a GPU. int8 and int4 stay bytes until they are read."""
 
     def __init__(
         self,
@@ -183,7 +207,10 @@ class TensorReader(BytesReader):
         *,
         locked: bool = False,
     ) -> None:
-        self._dtype = dtype_of(wire)
+        self.wire = wire
+        self._dtype = torch.uint8
+        if wire not in BLOCKWISE:
+            self._dtype = dtype_of(wire)
         self._locked = locked
         super().__init__(heads, [expected_head(n, shape, wire) for n, shape in expected], wire)
 
@@ -194,14 +221,42 @@ class TensorReader(BytesReader):
         self._widen()
         return done
 
+    def rms(self) -> float:
+        """Root mean square of the last tensor's numbers; NaN or infinite when a number is, or when
+        their squares are beyond fp32. Raises WireError when bytes are missing, and for scales that
+        no encoder writes."""
+        last = self.raw()[-1]
+        shape = self._wanted[-1].shape
+        if self.wire in BLOCKWISE:
+            norm = Coded(last, shape, self.wire).norm()
+        else:
+            norm = torch.linalg.vector_norm(last, dtype=torch.float32).item()
+        return norm / math.sqrt(max(1, math.prod(shape)))
+
+    def numbers(self, device: torch.device) -> torch.Tensor:
+        """The first tensor, fp32 on ``device``. It goes over the bus in the wire's format. Raises
+        WireError when bytes are missing, and for scales that no encoder writes."""
+        came = self.raw()[0].to(device, non_blocking=True)
+        if self.wire in BLOCKWISE:
+            return dequantise(came, self._wanted[0].shape, self.wire)
+        return came.float()
+
     def _widen(self) -> None:
         # One tensor at a time, as it gets full: two copies of everything never exist together.
-        if self._parts:
+        if not self._parts:
+            return
+        if self.wire in BLOCKWISE:
+            shape = self._wanted[len(self._parts) - 1].shape
+            self._parts[-1] = dequantise(self._parts[-1], shape, self.wire)
+        else:
             self._parts[-1] = self._parts[-1].float()
 
     def _open(self) -> memoryview:
         self._widen()
-        shape = self._wanted[len(self._parts)].shape
+        head = self._wanted[len(self._parts)]
+        shape: Shape = head.shape
+        if self.wire in BLOCKWISE:
+            shape = (head.nbytes,)
         tensor = _on_host(shape, self._dtype, locked=self._locked)
         self._parts.append(tensor)
         return tensor.reshape(-1).view(torch.uint8).numpy().data

@@ -11,13 +11,14 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any, NamedTuple
 
+import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
 from node.app import change
-from node.averaging.coding import parcel
+from node.averaging.exchange import parcel
 from node.averaging.strategies.outer import OuterSettings
 from node.checkpoint.archive.place import FILES
 from node.checkpoint.archive.place import Page as ArchivePage
@@ -65,6 +66,7 @@ from node.transport.handshake import Facts, Handshake, Tokens
 from node.transport.ways import punch
 from node.wire import bounds
 from node.wire.limits import NAME, SIZES
+from node.wire.tensors import TensorReader, encode_measured, expected_head
 from protos import (
     ask_pb2,
     averaging_pb2,
@@ -235,6 +237,14 @@ def _frame(raw: bytes) -> None:
     incoming = parse_head(bounds.parse(pipeline_pb2.Frame, raw), SHAPE)
     loose_shape(incoming, SHAPE)
     FrameReader(incoming.head, (2, 8, 4), "fp32", masked=True)
+
+
+def _blocks(raw: bytes) -> None:
+    shape = (2, 8, 4)
+    reader = TensorReader([expected_head("", shape, "int4")], [("", shape)], "int4")
+    reader.feed(raw)
+    reader.rms()
+    reader.numbers(torch.device("cpu"))
 
 
 def _contribution(raw: bytes) -> None:
@@ -573,6 +583,10 @@ def _texts() -> dict[str, tuple[Parser, Callable[[], Sequence[bytes]]]]:
             Parser(parcel.payload),
             lambda: [averaging_pb2.Contribution(chunk=b"numbers").SerializeToString()],
         ),
+        "numbers in blocks": (
+            Parser(_blocks),
+            lambda: [bytes(encode_measured(torch.ones(2, 8, 4), "int4", measure=False)[0])],
+        ),
     }
 
 
@@ -591,12 +605,12 @@ def _more_seeds() -> Mapping[type[Message], Callable[[], list[Message]]]:
         return list(made)
 
     def contributions() -> list[Message]:
-        head = averaging_pb2.ContributionHead(tensors=[parcel.head_of("a", (2, 2), "int8")])
+        head = averaging_pb2.ContributionHead(tensors=[expected_head("a", (2, 2), "int8")])
         return [averaging_pb2.Contribution(head=head)]
 
     def fresh() -> list[Message]:
         made = [averaging_pb2.Made(tensors=1, tokens=9, contributors=[PEER])]
-        head = averaging_pb2.FreshHead(tensors=[parcel.head_of("a", (2, 2), "bf16")], made=made)
+        head = averaging_pb2.FreshHead(tensors=[expected_head("a", (2, 2), "bf16")], made=made)
         return [averaging_pb2.Fresh(head=head)]
 
     return {

@@ -48,6 +48,8 @@ class Link:
     free_at: float = field(default=0.0, repr=False)
     queued: int = field(default=0, repr=False)
     dropped: int = 0
+    carried: int = 0
+    """Bytes of the packets that it took, headers included."""
 
 
 _Parcel = tuple[float, int, Link, int, bytes]
@@ -163,6 +165,7 @@ class Wan:
         if link.rate_bps:
             at = link.free_at = max(link.free_at, at) + len(packet) * 8 / link.rate_bps
         link.queued += 1
+        link.carried += len(packet)
         return at + link.delay_s, number, link, packet[19] - 1, packet
 
 

@@ -8,7 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.averaging.coding.codecs import (
+from node.averaging.reducers.reducer import means
+from node.core.errors import StepFault, WireError
+from node.core.ids import PeerId
+from node.wire.coding.codecs import (
     Coded,
     Rounded,
     decode,
@@ -17,7 +20,7 @@ from node.averaging.coding.codecs import (
     settle,
     settled,
 )
-from node.averaging.coding.formats import (
+from node.wire.coding.formats import (
     FORMATS,
     INT4_BLOCK,
     INT8_BLOCK,
@@ -25,10 +28,7 @@ from node.averaging.coding.formats import (
     kept,
     nbytes_of,
 )
-from node.averaging.coding.layouts import PIECE
-from node.averaging.reducers.reducer import means
-from node.core.errors import StepFault, WireError
-from node.core.ids import PeerId
+from node.wire.coding.layouts import PIECE
 
 SIZES = [0, 1, 65, 256, 257, 4097, 65536, 140_001]
 

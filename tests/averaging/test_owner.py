@@ -6,13 +6,13 @@ import math
 import pytest
 import torch
 
-from node.averaging.coding import parcel
-from node.averaging.coding.formats import FORMATS
+from node.averaging.exchange import parcel
 from node.averaging.exchange.events import micro_groups
 from node.averaging.exchange.owner import HEAD_LIMIT, HEAD_SLACK, HeadBounds
 from node.averaging.settings import AveragingSettings
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
+from node.wire.coding.formats import FORMATS
 from node.wire.tensors import encode, expected_head
 from protos import averaging_pb2, averaging_pb2_grpc, tensor_pb2
 from tests.averaging.conftest import SHAPES, same
@@ -210,7 +210,7 @@ def head_bytes(**fields):
 
 @pytest.mark.parametrize("format_", sorted(FORMATS))
 def test_an_honest_head_is_within_the_bounds_of_its_stage(format_):
-    heads = [parcel.head_of(name, shape, format_) for name, shape in SHAPES.items()]
+    heads = [expected_head(name, shape, format_) for name, shape in SHAPES.items()]
     most = {"epoch": 1 << 40, "term": 1 << 47, "attempt": 1 << 20, "tokens": 1 << 40, "group": 999}
     hashes = {"plan_hash": "f" * 64, "ownership_hash": "f" * 64, "group_digest": "f" * 32}
     message = head_bytes(tensors=heads, **most, **hashes)

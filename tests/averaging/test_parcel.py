@@ -9,11 +9,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.averaging.coding import parcel
-from node.averaging.coding.codecs import encode, settle
-from node.averaging.coding.formats import FORMATS, nbytes_of
+from node.averaging.exchange import parcel
 from node.averaging.settings import AveragingSettings
 from node.core.errors import WireError
+from node.wire.coding.codecs import encode, settle
+from node.wire.coding.formats import FORMATS, nbytes_of
+from node.wire.tensors import expected_head
 from protos import averaging_pb2
 from tests.averaging.conftest import with_peers
 
@@ -67,7 +68,7 @@ def test_what_is_no_chunk_is_refused(message: bytes) -> None:
 @given(SIZES, st.integers(1, 300), st.sampled_from(sorted(FORMATS)))
 def test_a_reader_gives_back_what_was_sent(counts: list[int], size: int, codec: str) -> None:
     shapes = [(f"p{i}", (n,)) for i, n in enumerate(counts)]
-    heads = [parcel.head_of(name, shape, codec) for name, shape in shapes]
+    heads = [expected_head(name, shape, codec) for name, shape in shapes]
     parts = [encode(torch.randn(n), codec) for n in counts]
     reader = parcel.ParcelReader(heads, shapes, codec)
     assert reader.nbytes == sum(nbytes_of(n, codec) for n in counts)

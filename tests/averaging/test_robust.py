@@ -8,12 +8,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.averaging.coding.codecs import Coded
 from node.averaging.reducers import robust
 from node.averaging.reducers.reducer import Gathered, Reducer
 from node.averaging.reducers.robust import merge_exchange, selection
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId
+from node.wire.coding.codecs import Coded
 from testbed.reference.reducers import TWINS, flat, length, means_of
 
 torch.set_num_threads(1)

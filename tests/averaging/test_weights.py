@@ -5,11 +5,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.averaging.coding.codecs import Coded
 from node.averaging.reducers.quarantine import weights
 from node.averaging.reducers.reducer import Gathered, Reducer, means
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId
+from node.wire.coding.codecs import Coded
 from testbed.reference.reducers import means_of
 
 A, B, C = map(PeerId, "abc")

@@ -4,6 +4,7 @@ import pytest
 
 from node.core.errors import Refused, UsageFault
 from node.core.ids import RunId
+from node.core.version import OLDEST_PROTOCOL, PROTOCOL, WIRES_SINCE, Protocols
 from node.identity.keys import Identity
 from node.manifest import MAX_MANIFEST, Manifest, amended
 
@@ -22,6 +23,26 @@ def test_the_run_id_depends_on_fields_and_not_on_formatting():
         {"averaging.wire": "bf16"},
     )
     assert len({DEMO.run_id, *(amended(DEMO, change).run_id for change in changes)}) == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "oldest"),
+    [
+        ({}, 1),
+        ({"swarm.protocol": 7}, 7),
+        ({"pipeline.wire": "bf16"}, 1),
+        ({"pipeline.wire": "int8"}, WIRES_SINCE),
+        ({"pipeline.wire": "int4", "swarm.protocol": 7}, WIRES_SINCE),
+        ({"pipeline.wire": "bf16", "pipeline.wire_least": "int4"}, WIRES_SINCE),
+    ],
+)
+def test_a_run_with_formats_of_few_bits_lets_no_peer_in_that_does_not_know_them(
+    changes: dict[str, object], oldest: int
+) -> None:
+    run = amended(DEMO, changes)
+    assert run.oldest_protocol == oldest
+    ours = Protocols(max(OLDEST_PROTOCOL, run.oldest_protocol), PROTOCOL)
+    assert bool(ours.common(Protocols(7, 7))) == (oldest < WIRES_SINCE)
 
 
 MORE = {"training.epochs": DEMO.training.epochs + 1}
@@ -61,6 +82,11 @@ CLOCK = TWO + "window_s = 20.0\n"
         ("[optimizer]\nlr = nan", "optimizer.lr = nan"),
         ("[optimizer]\nlr = -1", "optimizer.lr = -1"),
         ('[averaging]\nwire = "int4"', 'averaging.wire = "int4"'),
+        ('[pipeline]\nwire = "top-k"', 'pipeline.wire = "top-k"'),
+        ('[pipeline]\nwire_least = "fp32"', 'pipeline.wire_least = "fp32"'),
+        ('[pipeline]\nwire = "int8"\nwire_least = "bf16"', 'pipeline.wire_least = "bf16"'),
+        ('[pipeline]\nwire = "bf16"\nwire_least = "fp16"', 'pipeline.wire_least = "fp16"'),
+        ('[pipeline]\nwire = "int4"\nwire_least = "int4"', 'pipeline.wire_least = "int4"'),
         ('[averaging]\nreducer = "krum"', 'averaging.reducer = "krum"'),
         ("[averaging]\ntrim = 0.5", "averaging.trim = 0.5"),
         ("[averaging]\nclip = 0.0", "averaging.clip = 0.0"),

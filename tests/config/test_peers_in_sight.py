@@ -13,6 +13,7 @@ from node.coordinator.presence import View
 from node.coordinator.vitals import Life, Vitals
 from node.core.ids import PeerId
 from node.dht.record import DirectoryEntry, PeerBody, PeerEntry
+from node.pipeline.rounding import SentRounding
 from node.telemetry.events import Journal
 from node.transport.port import PeerLink
 from testbed.fakes.clock import VirtualClock
@@ -50,6 +51,7 @@ class Daemon:
             training=training,
             work=SimpleNamespace(fetching=1.0),
             stage=SimpleNamespace(version=SimpleNamespace(epoch=7)),
+            pipeline=SimpleNamespace(rounding=SentRounding()),
         )
         self.manifest = None
         self.journal = Journal()
@@ -98,6 +100,14 @@ def test_a_connection_that_was_made_since_is_a_sign_of_life():
     assert shown(daemon)[A].state == "silent"
     daemon.links[A] = PeerLink(path="direct", since=NOW - 1.0)
     assert shown(daemon)[A].state == "training"
+
+
+def test_a_peer_is_shown_with_the_format_of_what_it_got_and_its_error():
+    daemon = Daemon()
+    daemon.assembled.pipeline.rounding.sent(B, "int4", 0.1)
+    lines = shown(daemon)
+    assert (lines[B].wire, lines[B].wire_error) == ("int4", 0.1)
+    assert (lines[A].wire, lines[A].wire_error) == ("", 0.0)
 
 
 @pytest.mark.parametrize(

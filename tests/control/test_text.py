@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
+from node.app.snapshot import sent_gauge
 from node.control.commands import plain, say_json
 from node.control.text import (
     banner,
@@ -18,9 +19,11 @@ from node.control.text import (
     peers_table,
     ping_lines,
     present,
+    sent_words,
     status_lines,
     swarm_picture,
 )
+from node.core.ids import PeerId, short
 from node.core.version import PROTOCOL, PROTOCOLS
 from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import (
@@ -29,6 +32,7 @@ from protos.control_pb2 import (
     Evaluated,
     Missing,
     PingReport,
+    SentLine,
     Snapshot,
 )
 from testbed.fakes.canned_window import ME, some_peers, training_snapshot
@@ -723,3 +727,30 @@ def test_losses_stand_beside_those_before_training():
     first, second = evaluated_lines(found)
     assert first.startswith("all block stages")
     assert second.split()[:5] == ["before", "training", "loss", "3.0000", "perplexity"]
+
+
+def test_status_says_how_far_off_the_numbers_are_that_each_peer_gets():
+    sent = [
+        SentLine(peer=f"{ME[:-3]}0x1", name="fine", wire="bf16", error=0.0017, measured=3),
+        SentLine(peer=f"{ME[:-3]}0x2", wire="int4", error=0.112, measured=3),
+        SentLine(peer=f"{ME[:-3]}0x3", name="exact", wire="fp32"),
+    ]
+    snapshot = training_snapshot()
+    snapshot.sent.extend(sent)
+    text = "\n".join(shown(*status_lines(snapshot), width=160))
+    assert f"int4 to {short(PeerId(sent[1].peer))} (11 % off), bf16 to fine (0.17 % off), " in text
+    assert "fp32 to exact" in text
+    assert "sent as" not in "\n".join(shown(*status_lines(training_snapshot())))
+    many = [SentLine(peer=f"p{i}", name=f"n{i}", wire="int8", error=0.007) for i in range(20)]
+    assert sent_words(many).endswith("int8 to n13 (0.7 % off), and 14 others")
+
+
+def test_the_metrics_page_has_an_error_for_each_peer_that_was_measured():
+    sent = [
+        SentLine(peer="a", wire="int4", error=0.1, measured=3),
+        SentLine(peer="b", wire="bf16"),
+    ]
+    samples = sent_gauge(sent).samples
+    assert [(s.name, s.labels, s.value) for s in samples] == [
+        ("tutti_sent_error", {"peer": "a", "wire": "int4"}, 0.1)
+    ]

@@ -529,8 +529,8 @@ def test_a_text_between_two_layers_takes_no_gradient_from_bf16_training(device):
     class Reader:
         document_ends = ()
 
-        def raw(self):
-            return [torch.zeros(1, 1, 16)]
+        def numbers(self, device):
+            return torch.zeros(1, 1, 16, device=device)
 
     def pause():
         [found] = math.extend_texts([TextStep(cache, cache.length, 1, input=Reader())])

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from node.averaging.coding.codecs import decode
 from node.averaging.strategies.diloco import OuterState
 from node.averaging.strategies.outer import OuterSettings
 from node.outer import merging
 from node.outer.anchor import SAVED, Anchor
 from node.outer.merging import FADES, STEP, WORDS, Giver, OuterSteps, says
+from node.wire.coding.codecs import decode
 
 CODECS = ["top-k", "int4", "int8"]
 SETTINGS = OuterSettings("butterfly", "deltas", "sgd", codec="int4", feedback=True, window_s=60.0)

@@ -105,6 +105,7 @@ def test_every_field_of_a_plan_is_in_its_hash() -> None:
         "window": Window(7, (PARTNER,), 2.5, {1: "d3"}),
         "electorate": Electorate((B, A), (A,), True),
         "reference": Losses(4.5, 4.25),
+        "wires": {(A, B): "int4"},
     }
     assert set(changes) == {f.name for f in dataclasses.fields(Plan)}
     for name, value in changes.items():

@@ -52,6 +52,20 @@ def test_it_says_what_status_says():
     assert made["curve"]["40"][4] == 1, "a repaired round"
 
 
+def test_it_says_in_which_format_each_peer_gets_tensors_and_how_far_off_they_are():
+    state = small()
+    state.snapshot.sent.add(peer="p", name="h2", wire="int4", error=0.1, measured=8)
+    row = state.answer.peers[1]
+    row.wire = "int8"
+    row.wire_error = 0.0071
+    made = document(state)
+    assert made["me"]["Sent as"] == "int4 to h2 (10 % off)"
+    assert made["peers"]["rows"][row.peer]["sent"] == "int8 (0.71 % off)"
+    others = [one for key, one in made["peers"]["rows"].items() if key != row.peer]
+    assert others
+    assert all("sent" not in one for one in others)
+
+
 def test_a_run_without_a_loss_before_training_has_the_first_one():
     made = document(small())
     assert made["tiles"]["loss"][2] == "5.560 in the first epoch seen"

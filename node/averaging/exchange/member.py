@@ -10,8 +10,7 @@ import grpc
 import grpc.aio
 import torch
 
-from node.averaging.coding import parcel
-from node.averaging.coding.codecs import Coded, encode, opened
+from node.averaging.exchange import parcel
 from node.averaging.exchange.events import UNDER_WAY, Group, Kind
 from node.averaging.exchange.request import FreshPart, RoundRequest
 from node.core.errors import PeerFault, WireError
@@ -19,6 +18,8 @@ from node.core.ids import PeerId
 from node.core.tasks import together
 from node.transport.port import TransportPort, answers, printable
 from node.wire import bounds
+from node.wire.coding.codecs import Coded, encode, opened
+from node.wire.tensors import expected_head
 from protos import averaging_pb2, tensor_pb2
 
 SERVICE = "tutti.averaging.v1.Averaging"
@@ -142,7 +143,7 @@ class Exchanges:
         request = self._request
         given = self._request.gradients or {}
         return [
-            (parcel.head_of(n, request.shapes[n], request.up), encode(given[n], request.up))
+            (expected_head(n, request.shapes[n], request.up), encode(given[n], request.up))
             for n in names
         ]
 

@@ -20,9 +20,7 @@ import grpc.aio
 import torch
 from google.protobuf.message import DecodeError
 
-from node.averaging.coding import parcel
-from node.averaging.coding.codecs import Coded, Numbers, Rounded, settled
-from node.averaging.coding.formats import FORMATS
+from node.averaging.exchange import parcel
 from node.averaging.exchange.events import (
     Began,
     Ended,
@@ -60,6 +58,8 @@ from node.core.tasks import Tasks
 from node.telemetry.events import Journal
 from node.transport.port import TransportPort
 from node.wire import bounds
+from node.wire.coding.codecs import Coded, Numbers, Rounded, settled
+from node.wire.coding.formats import FORMATS
 from node.wire.tensors import expected_head
 from protos import averaging_pb2
 
@@ -472,7 +472,7 @@ class ExchangeServer:
         runs = itertools.groupby(held, key=lambda h: (h.tokens, h.contributors))
         head = averaging_pb2.FreshHead(
             tensors=[
-                parcel.head_of(name, h.tensor.shape, h.codec)
+                expected_head(name, h.tensor.shape, h.codec)
                 for name, h in zip(names, held, strict=True)
             ],
             made=[

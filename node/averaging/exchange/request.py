@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-from node.averaging.coding.formats import nbytes_of
 from node.averaging.exchange.events import Group, micro_groups
 from node.core.ids import PeerId, RoundId
+from node.wire.coding.formats import nbytes_of
 
 Step = Callable[[dict[str, torch.Tensor]], Mapping[str, torch.Tensor]]
 """Function from mean gradients of owned parts (fp32, CPU) to their fresh parameters, same names and

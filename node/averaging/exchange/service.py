@@ -10,7 +10,6 @@ next attempt, from new owners, with the same gradients.
 import asyncio
 from dataclasses import replace
 
-from node.averaging.coding.formats import FORMATS
 from node.averaging.exchange.events import Group, TimePassed, contribute_until
 from node.averaging.exchange.member import Exchanges, Impossible, Unwelcome
 from node.averaging.exchange.owner import EpochState, ExchangeServer, RoundAttempt
@@ -18,6 +17,7 @@ from node.averaging.exchange.request import FreshPart, RoundOutcome, RoundReques
 from node.averaging.reducers.reducer import norms_of, unfit
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
+from node.wire.coding.formats import FORMATS
 
 
 class CellRound(ExchangeServer):

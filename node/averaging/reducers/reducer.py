@@ -10,12 +10,12 @@ from statistics import median_high
 
 import torch
 
-from node.averaging.coding.codecs import Coded, Numbers
-from node.averaging.coding.layouts import PIECE
 from node.averaging.reducers import robust
 from node.averaging.reducers.quarantine import NormHistory, Size, quarantined, weights
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId
+from node.wire.coding.codecs import Coded, Numbers
+from node.wire.coding.layouts import PIECE
 
 
 @dataclass(frozen=True, slots=True)

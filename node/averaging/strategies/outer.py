@@ -10,8 +10,8 @@ that are not the same everywhere.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from node.averaging.coding.formats import FORMATS
 from node.core.errors import refuse
+from node.wire.coding.formats import FORMATS
 
 STRATEGIES: dict[str, str] = {
     "butterfly": "all members in one group, each reduces one part",

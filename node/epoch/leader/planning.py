@@ -171,8 +171,10 @@ class Planning:
         if rules.change != past.change and not finished:
             said.append(reports.averaging_changed(rules, base))
         forecast = (0.0, 0.0)
+        wires: Mapping[tuple[PeerId, PeerId], str] = {}
         if paths:
             forecast = routing.forecast(by_stage)
+            wires = routing.formats(paths)
         agreed = roster.versions.agreed
         plan = Plan(
             base.epoch,
@@ -198,6 +200,7 @@ class Planning:
             window=window,
             electorate=start.electorate,
             reference=past.reference,
+            wires=wires,
         )
         if outer:
             deadline_s = self.deadlines.round(roster, plan)

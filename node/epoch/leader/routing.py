@@ -18,6 +18,7 @@ from node.epoch.facts import RunFacts
 from node.epoch.leader.roster import Roster
 from node.epoch.plan_context import PastPlan
 from node.scheduler.costs import Costs, SecondsPerUnit, believe, least
+from node.scheduler.link_formats import link_formats
 from node.scheduler.proven import NoWay, complete, missing, reroute
 from node.scheduler.router import Laid
 
@@ -37,9 +38,16 @@ class Routing:
         self.router = facts.make.router()
         self._sizes = facts.sizes.parameters
         self._tensor = facts.sizes.tensor
+        self._wires = facts.sizes.wires
+        self._coarsest = 1.0
+        if self._wires:
+            self._coarsest = min(self._wires.values()) / max(1, *self._wires.values())
+        self._formats: Mapping[tuple[PeerId, PeerId], str] = {}
         self.laid: Laid | None = None
         self.costs = Costs()
         self._rounds: tuple[frozenset[PeerId], SecondsPerUnit] | None = None
+        if history is not None:
+            self._formats = history.plan.wires
         if history is not None and history.plan.paths:
             self.router.rotation.counted(history.counted)
 
@@ -68,10 +76,18 @@ class Routing:
             self.laid = replace(self.laid, paths=paths, run_s=0.0)
         return paths
 
+    def formats(self, paths: Sequence[Path]) -> Mapping[tuple[PeerId, PeerId], str]:
+        """Number formats for the links of ``paths``, which were laid last, where they are not the
+        run's."""
+        self._formats = link_formats(paths, self.costs, self._wires, self._formats)
+        return self._formats
+
     def _believed(self, roster: Roster, ends: set[PeerId], peers: Sequence[PeerId]) -> Costs:
         """The costs known of these peers. Pairs that are not proven are put so far apart that the
         search for paths leaves them alone."""
-        costs = believe(roster.speeds.measured(), ends, roster.speeds.doubts(), self._tensor)
+        costs = believe(
+            roster.speeds.measured(), ends, roster.speeds.doubts(), self._tensor, self._coarsest
+        )
         proven = roster.participants.proven
         far = {(a, b): UNPROVEN_S for a in peers for b in peers if not proven(a, b)}
         if not far:
@@ -156,6 +172,8 @@ class Routing:
         }
         if run_s:
             facts |= {"predicted_run_s": round(run_s, 4), "predicted_round_s": round(round_s, 4)}
+        if self._formats:
+            facts["wires"] = dict(Counter(self._formats.values()))
         if laid.owed:
             facts["owed"] = [list(d) for d in laid.owed]
         return facts

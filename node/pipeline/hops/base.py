@@ -16,6 +16,8 @@ from node.pipeline.events import Action, Answer, Direction, Event, Expired, Key,
 from node.pipeline.frames import FrameReader, FrameShape, read_chunks
 from node.pipeline.guard import Guard
 from node.pipeline.machine import PipelineMachine
+from node.pipeline.rounding import SentRounding
+from node.pipeline.route import wire_of
 from node.pipeline.settings import STASH, TEXTS, PipelineLimits, PipelineSettings
 from node.pipeline.texts import TextTable
 from node.pipeline.timing import Timing
@@ -153,6 +155,8 @@ class PipelineBase(ABC):
         self.tasks = Tasks("pipeline", self._on_error)
         self.timing = Timing()
         """Measured times of device work and of connections."""
+        self.rounding = SentRounding()
+        """Measured errors of the tensors that were sent, by peer."""
         self.changed = asyncio.Event()
         """Set, and a new one in its place, when there is another plan or more room."""
         self._handled = asyncio.Event()
@@ -200,6 +204,7 @@ class PipelineBase(ABC):
                     self.clock.now() + min(deadline_s, self._longest(key.index)),
                     self.shape_of(key.index),
                     origin=event.claim.journey[0].peer,
+                    wires=self.wires_of(key),
                 )
                 self.stash.put(key, work, self.cost(key.index, graph=not self.at_origin(key)))
                 self._sweep_later()
@@ -241,7 +246,20 @@ class PipelineBase(ABC):
         counted where it began."""
         shape = self.shape_of(index)
         kept = self.math.graph_bytes.get(shape, 0) if graph else 0
-        return 2 * self.shape.nbytes(shape[0], shape[1]) + kept
+        return self.shape.kept(shape[0], shape[1]) + kept
+
+    def wire_of(self, index: int, position: int, way: Direction) -> str:
+        """Number format in which the hop at ``position`` sends its tensor of ``way``: the same for
+        its sender and its receiver, whoever has taken a hop's place."""
+        path = self.machine.paths.get(index)
+        plan = self.machine.plan
+        if plan is None or path is None:
+            return self.shape.wire
+        return wire_of(plan, path, position, way) or self.shape.wire
+
+    def wires_of(self, key: Key) -> dict[Direction, str]:
+        """Number formats of the tensors that a visit sends."""
+        return {way: self.wire_of(key.index, key.position, way) for way in Direction}
 
     def at_origin(self, key: Key) -> bool:
         path = self.machine.paths.get(key.index)
@@ -286,13 +304,17 @@ class PipelineBase(ABC):
         read: Callable[[], Any],
         *,
         loss_mask: bool = False,
+        wire: str = "",
     ) -> FrameReader:
         """The content of a frame of ``caller``: a tensor of ``shape``, ``masked`` with the ends of
         documents in it, ``loss_mask`` with the number of tokens that are not trained on. ``read``
-        gives the next message. Raises WireError."""
+        gives the next message. ``wire``: the format that must come, the run's by default. Raises
+        WireError."""
         locked = self.math.on_gpu
-        reader = FrameReader(head, shape, self.shape.wire, masked, loss_mask, locked=locked)
+        reader = FrameReader(head, shape, wire or self.shape.wire, masked, loss_mask, locked=locked)
         await read_chunks(read, reader)
+        if reader.blockwise:
+            await asyncio.to_thread(reader.rms)
         self.transport.count(caller, received=reader.nbytes, plane="pipeline")
         return reader
 

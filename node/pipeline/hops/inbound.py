@@ -104,11 +104,18 @@ class Inbound(PipelineServicer):
                 charge = pipeline.shape.nbytes(shape[0], shape[1])
             else:
                 charge = cost
+            wire = pipeline.wire_of(claim.index, _sender(way, claim), way)
             pipeline.stash.charge(charge, origin)
             try:
                 async with self._newest((claim.key, way, caller)):
                     reader = await pipeline.read(
-                        caller, incoming.head, shape, masked, context.read, loss_mask=loss_mask
+                        caller,
+                        incoming.head,
+                        shape,
+                        masked,
+                        context.read,
+                        loss_mask=loss_mask,
+                        wire=wire,
                     )
             finally:
                 pipeline.stash.charge(-charge, origin)
@@ -151,11 +158,7 @@ class Inbound(PipelineServicer):
         to carry out after it was sent."""
         pipeline = self._pipeline
         claim = incoming.claim
-        before = beside(
-            claim.journey,
-            claim.position,
-            Direction.BACKWARD if way is Direction.FORWARD else Direction.FORWARD,
-        )
+        before = _sender(way, claim)
         if objection := pipeline.guard.objection(
             way, claim.journey[before].stage, caller, claim.index, reader
         ):
@@ -239,6 +242,7 @@ class Inbound(PipelineServicer):
             pipeline.shape,
             work.document_ends,
             untrained=work.untrained,
+            wire=work.wires.get(Direction.FORWARD, ""),
         )
         async with self._newest((key, caller)):
             for frame in messages:
@@ -266,6 +270,13 @@ class Inbound(PipelineServicer):
             for index in request.indices
         ]
         return pb.CountedReply(accepted=all(answer.say is Say.TAKE for answer in answers))
+
+
+def _sender(way: Direction, claim: Claim) -> int:
+    """Position of the hop that sent this tensor."""
+    if way is Direction.FORWARD:
+        return beside(claim.journey, claim.position, Direction.BACKWARD)
+    return beside(claim.journey, claim.position, Direction.FORWARD)
 
 
 async def say(context: Any, verdict: int, reason: str = "", waited_s: float = 0.0) -> None:

@@ -114,10 +114,14 @@ class Sender:
             work.document_ends if way is Direction.FORWARD else (),
             action.patient and len(self._sending) <= PATIENT,
             untrained=work.untrained if way is Direction.FORWARD else 0,
+            wire=work.wires.get(way, ""),
         )
+        whole = pipeline.shape.nbytes(work.shape[0], work.shape[1]) / max(1, len(buffer))
 
         def accepted(seconds: float | None) -> None:
-            pipeline.timing.sent(peer, seconds, pipeline.clock.now())
+            pipeline.timing.sent(peer, seconds, pipeline.clock.now(), whole)
+            wire = work.wires.get(way, pipeline.shape.wire)
+            pipeline.rounding.sent(peer, wire, work.errors.pop(way, None))
             if pipeline.machine.plan is plan:
                 pipeline.handle(ev.Passed(key, way, peer))
 
@@ -259,6 +263,8 @@ class Sender:
         shape = pipeline.shape_of(key.index)
         masked = pipeline.shape.masked
         loss_mask = pipeline.shape.loss_mask
+        giver = max(at for at in range(key.position) if at not in skipped)
+        wire = pipeline.wire_of(key.index, giver, Direction.FORWARD)
         request = pb.FetchInput(
             epoch=key.epoch,
             plan_hash=plan_hash,
@@ -275,7 +281,7 @@ class Sender:
                 if first is EOF or first.WhichOneof("part") != "head":
                     raise WireError("no head")
                 return await pipeline.read(
-                    peer, first.head, shape, masked, call.read, loss_mask=loss_mask
+                    peer, first.head, shape, masked, call.read, loss_mask=loss_mask, wire=wire
                 )
         except TimeoutError as e:
             raise PeerFault(peer, "it has died") from e

@@ -365,8 +365,9 @@ function tabulatePeers(peers, several) {
     ["Tokens/s", 1], ["Epoch", 1], ["Version"]];
   if (several) head.splice(2, 0, ["Cell"]);
   table("peers", head, peers.map((peer) => {
+    const reached = peer.path + (peer.via ? " by " + peer.via : "");
     const cells = [[peer.name], [peer.id], [peer.said], [peer.place],
-      [peer.path + (peer.via ? " by " + peer.via : "")], [peer.rtt, 1], [peer.speed, 1],
+      [reached + (peer.sent ? ", " + peer.sent : "")], [peer.rtt, 1], [peer.speed, 1],
       [String(peer.epoch), 1], [peer.version]];
     if (several) cells.splice(2, 0, [peer.cell === "all" ? "-" : peer.cell.slice(0, 6)]);
     return row(cells, peer.self ? "self" : "");

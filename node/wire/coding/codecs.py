@@ -1,7 +1,7 @@
-"""Differences and gradients in few bits: what one peer sends, what the others read, what the owner
-adopts. Enters: fp32 numbers. Leaves: bytes, and the numbers that everybody will have. Never: memory
-for bytes that were not counted first; parameters (see ``outer.check``): their rounding would add
-up.
+"""Activations, differences and gradients in few bits: the bytes that one peer sends, and the
+numbers that the others read from them. Enters: fp32 numbers. Leaves: bytes, and the numbers that
+everybody will have. Never: memory for bytes that were not counted first; parameters (see
+``outer.check``): their rounding would add up.
 
 How each format lies in its bytes is in ``layouts.py``. Encoding is a function of the numbers alone.
 """
@@ -14,12 +14,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from node.averaging.coding.formats import FORMATS, nbytes_of
-from node.averaging.coding.layouts import FAULTS, OPENERS, PIECE, WRITERS
 from node.core.errors import StepFault, WireError
+from node.wire.coding.formats import FORMATS, nbytes_of
+from node.wire.coding.layouts import FAULTS, OPENERS, PIECE, WRITERS, at_once
 
 if sys.byteorder != "little":
     raise ImportError("tensors are sent as they lie in memory, which must be little endian")
+
+
+CPU = torch.device("cpu")
 
 
 class Numbers(ABC):
@@ -47,7 +50,7 @@ class Numbers(ABC):
 
     def norm(self) -> float:
         """Their 2-norm, not finite where a number is not. Equal numbers give equal bits at every
-        peer."""
+        peer, as long as they are on the CPU."""
         scratch = torch.empty(min(PIECE, self.numbers))
         starts = range(0, self.numbers, PIECE)
         pieces = (self.read(start, scratch[: self.numbers - start]) for start in starts)
@@ -78,13 +81,14 @@ class Coded(Numbers):
         if self.numbers:
             raw = _aligned(data)
         else:
-            raw = torch.empty(0, dtype=torch.uint8)
+            raw = torch.empty(0, dtype=torch.uint8, device=data.device)
         if codec in FAULTS and (fault := FAULTS[codec](raw, self.numbers)):
             raise WireError(fault)
         self.lies = codec == "fp32"
         """True if the numbers are in memory as fp32 already."""
         self.raw = raw
-        self._open = OPENERS[codec](raw, self.numbers)
+        self.open = OPENERS[codec](raw, self.numbers)
+        """Reads numbers from the first of a piece on; :meth:`read` calls it piece by piece."""
 
     @classmethod
     def of(cls, tensor: Tensor) -> "Coded":
@@ -100,7 +104,7 @@ class Coded(Numbers):
         return super().read(start, into)
 
     def _piece(self, start: int, into: Tensor) -> None:
-        self._open(start, into)
+        self.open(start, into)
 
     def whole(self) -> Tensor:
         """All the numbers in their shape; for fp32 the memory of the bytes."""
@@ -131,15 +135,16 @@ class Rounded(Numbers):
 
 class Encoding:
     """The bytes of ``numbers`` numbers in ``codec``, written a piece at a time; each can be read
-    again while it is in the cache.
+    again while it is in the cache. ``device``: of the numbers and the bytes; other than a CPU for
+    ``BLOCKWISE`` formats alone.
 
     Raises ValueError for an unknown codec.
     """
 
-    def __init__(self, numbers: int, codec: str) -> None:
+    def __init__(self, numbers: int, codec: str, device: torch.device = CPU) -> None:
         self.numbers = numbers
         self.codec = codec
-        self._raw = torch.empty(nbytes_of(numbers, codec), dtype=torch.uint8)
+        self._raw = torch.empty(nbytes_of(numbers, codec), dtype=torch.uint8, device=device)
         self.write = WRITERS[codec](self._raw, numbers)
         """Takes a ``PIECE`` of numbers (fp32, CPU, contiguous), or the shorter rest at the end, and
         their first index, a multiple of ``PIECE``."""
@@ -169,6 +174,52 @@ def encode(tensor: Tensor, codec: str) -> Tensor:
     for start in range(0, flat.numel(), PIECE):
         encoding.write(start, flat[start : start + PIECE])
     return encoding.done()
+
+
+def quantise(tensor: Tensor, codec: str, *, measure: bool = False) -> tuple[Tensor, float | None]:
+    """Returns the bytes [nbytes_of] uint8 of ``tensor`` in a ``BLOCKWISE`` format, on its own
+    device, and the relative error of the numbers in them; None unless ``measure``.
+
+    The error is the 2-norm of the differences over the 2-norm of the tensor. Each piece is read
+    again while it is in the cache. Raises ValueError as :func:`encode`.
+    """
+    flat = tensor.detach().to(torch.float32).reshape(-1)
+    numbers = flat.numel()
+    encoding = Encoding(numbers, codec, flat.device)
+    step = max(1, at_once(flat, numbers))
+    again = torch.empty(step if measure else 0, device=flat.device)
+    off = 0.0
+    for start in range(0, numbers, step):
+        piece = flat[start : start + step]
+        encoding.write(start, piece)
+        if measure:
+            read = again[: piece.numel()]
+            encoding.read(start, read)
+            off = math.hypot(off, float(torch.linalg.vector_norm(read.sub_(piece))))
+    data = encoding.done()
+    if not measure:
+        return data, None
+    return data, relative(off, flat)
+
+
+def dequantise(data: Tensor, shape: Sequence[int], codec: str) -> Tensor:
+    """The inverse of :func:`quantise`: fp32 in ``shape``, on the device of ``data``. Raises as
+    :class:`Coded`."""
+    found = Coded(data, shape, codec)
+    if not data.is_cuda:
+        return found.whole()
+    into = torch.empty(found.numbers, device=data.device)
+    if found.numbers:
+        found.open(0, into)
+    return into.view(found.shape)
+
+
+def relative(off: float, tensor: Tensor) -> float:
+    """A 2-norm of differences from ``tensor``, relative to its own 2-norm; 0 for a zero tensor."""
+    norm = float(torch.linalg.vector_norm(tensor))
+    if not norm:
+        return 0.0
+    return off / norm
 
 
 def decode(data: Tensor, numbers: int, codec: str) -> Tensor:

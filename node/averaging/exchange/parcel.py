@@ -1,19 +1,17 @@
 """Parts as bytes on their way: what heads must announce, messages, and putting them back together.
 
 A message of bytes is one protobuf field, ``bytes chunk = 2``, written and read by hand: protobuf
-copies a field three times. Enters: parts in a number format of ``formats.py``. Leaves: messages;
+copies a field three times. Enters: parts in a format of ``node.wire.coding``. Leaves: messages;
 there, the coded bytes of every part. Never: memory for bytes that a head did not announce as it
 must.
 """
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
-from node.averaging.coding.formats import nbytes_of
 from node.core.errors import WireError
-from node.wire.tensors import Buffer, BytesReader
+from node.wire.tensors import Buffer, BytesReader, expected_head
 from protos import tensor_pb2
 
 Shape = Sequence[int]
@@ -24,16 +22,6 @@ CRUMB = 1 << 12
 sender may not send a mebibyte byte by byte."""
 FEWEST_MESSAGES = 64
 """Messages of a parcel allowed beyond that average."""
-
-
-def head_of(name: str, shape: Shape, codec: str) -> tensor_pb2.TensorHead:
-    """The head that goes before a part. Raises ValueError for an unknown format."""
-    return tensor_pb2.TensorHead(
-        name=name,
-        shape=[int(d) for d in shape],
-        wire=codec.upper().replace("-", "_"),
-        nbytes=nbytes_of(math.prod(shape), codec),
-    )
 
 
 def messages(parts: Iterable[Tensor], size: int) -> Iterator[bytes]:
@@ -84,7 +72,9 @@ class ParcelReader(BytesReader):
         expected: Sequence[tuple[str, Shape]],
         codec: str,
     ) -> None:
-        super().__init__(heads, [head_of(name, shape, codec) for name, shape in expected], codec)
+        super().__init__(
+            heads, [expected_head(name, shape, codec) for name, shape in expected], codec
+        )
         self._messages = FEWEST_MESSAGES + self.nbytes // CRUMB
 
     def feed(self, data: Buffer) -> None:

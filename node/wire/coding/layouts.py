@@ -18,7 +18,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from node.averaging.coding.formats import (
+from node.wire.coding.formats import (
     INT4_BLOCK,
     INT8_BLOCK,
     TOP_BLOCK,
@@ -53,7 +53,7 @@ def _cast_writer(kind: torch.dtype, raw: Tensor, numbers: int) -> Writer:
 def _int_writer(block: int, top: int, raw: Tensor, numbers: int) -> Writer:
     """Codes -``top``..``top``: a byte each, or half of one for the 7 of int4."""
     scales, packed = _scaled(raw, numbers, block)
-    scratch = torch.empty(min(PIECE, numbers))
+    scratch = torch.empty(at_once(raw, numbers), device=raw.device)
     apart = torch.empty_like(scratch, dtype=torch.int8)
 
     def write(start: int, piece: Tensor) -> None:
@@ -62,12 +62,51 @@ def _int_writer(block: int, top: int, raw: Tensor, numbers: int) -> Writer:
         here = scales[start // block : -(-(start + n) // block)]
         _blockwise(piece, here, codes, scratch, block, top)
         if top == 7:
-            half = -(-n // 2)
-            into = packed[start // 2 : start // 2 + half].view(torch.uint8)
-            into.copy_(codes[:half].view(torch.uint8)).bitwise_and_(15)
-            into[: n - half].bitwise_or_(codes[half:].view(torch.uint8) << 4)
+            _pack(codes.view(torch.uint8), packed[start // 2 :].view(torch.uint8))
 
     return write
+
+
+def at_once(raw: Tensor, numbers: int) -> int:
+    """Numbers that are written or read at once: a ``PIECE``, which stays in a processor's cache; on
+    a GPU, where every operation costs its start, all of them."""
+    if raw.is_cuda:
+        return numbers
+    return min(PIECE, numbers)
+
+
+def _pack(codes: Tensor, into: Tensor) -> None:
+    """Write codes uint8 of int4 two to a byte: of every ``PIECE``, and of the rest at the end, the
+    first half of the numbers goes to the low half of its bytes."""
+    for begin, rows in _pieces(codes):
+        half = -(-rows.shape[1] // 2)
+        begin = begin // 2
+        packed = into[begin : begin + len(rows) * half].view(len(rows), half)
+        packed.copy_(rows[:, :half]).bitwise_and_(15)
+        packed[:, : rows.shape[1] - half].bitwise_or_(rows[:, half:] << 4)
+
+
+def _unpack(packed: Tensor, codes: Tensor) -> None:
+    """The inverse of :func:`_pack`, int8: ``codes`` [n] is written."""
+    for begin, rows in _pieces(codes):
+        half = -(-rows.shape[1] // 2)
+        begin = begin // 2
+        part = packed[begin : begin + len(rows) * half].view(len(rows), half)
+        # Up and down again: the shift to the right keeps the sign.
+        rows[:, :half].copy_(part).bitwise_left_shift_(4).bitwise_right_shift_(4)
+        rows[:, half:].copy_(part[:, : rows.shape[1] - half]).bitwise_right_shift_(4)
+
+
+def _pieces(codes: Tensor) -> list[tuple[int, Tensor]]:
+    """(first number, [pieces, numbers]) of the whole pieces of ``codes`` and of the rest."""
+    n = codes.numel()
+    whole = n // PIECE * PIECE
+    found: list[tuple[int, Tensor]] = []
+    if whole:
+        found.append((0, codes[:whole].view(-1, PIECE)))
+    if whole < n:
+        found.append((whole, codes[whole:].view(1, -1)))
+    return found
 
 
 def _top_writer(raw: Tensor, numbers: int) -> Writer:
@@ -162,13 +201,10 @@ def _int_opener(block: int, top: int, raw: Tensor, numbers: int) -> Opener:
 
     def opener(start: int, into: Tensor) -> None:
         n = into.numel()
-        codes = torch.empty(n, dtype=torch.int8) if top == 7 else packed[start : start + n]
+        codes = packed[start : start + n]
         if top == 7:
-            half = -(-n // 2)
-            part = packed[start // 2 : start // 2 + half]
-            # Up and down again: the shift to the right keeps the sign.
-            codes[:half].copy_(part).bitwise_left_shift_(4).bitwise_right_shift_(4)
-            codes[half:].copy_(part[: n - half]).bitwise_right_shift_(4)
+            codes = torch.empty(n, dtype=torch.int8, device=raw.device)
+            _unpack(packed[start // 2 :], codes)
         _scale(codes, scales[start // block :], into, block)
 
     return opener

@@ -1,5 +1,5 @@
-"""The number formats that averaging may send in, and the bytes each takes; ``codecs.py`` encodes
-and decodes them. Enters: a name, a count. Leaves: bytes. Never: torch, so that settings and the
+"""The number formats of tensors on their way, and the bytes each takes; ``codecs.py`` encodes and
+decodes them. Enters: a name, a count. Leaves: bytes. Never: torch, so that settings and the
 simulator can ask."""
 
 from dataclasses import dataclass
@@ -38,6 +38,9 @@ FORMATS: dict[str, Format] = {
     "int4": Format(True, False, True),  # steps of 1/7 of the largest of a block
     "top-k": Format(True, True, True),  # the largest of every TOP_SHARE, in 2 bits
 }
+
+BLOCKWISE = ("int8", "int4")
+"""Formats in which every block of numbers has a scale: of them, stages may send activations."""
 
 
 def nbytes_of(numbers: int, name: str) -> int:

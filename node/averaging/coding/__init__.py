@@ -1,1 +1,0 @@
-"""Numbers to bytes and back, in formats that are checked before anything is allocated."""
