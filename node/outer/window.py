@@ -351,7 +351,6 @@ class WindowRound:
         own = m.contributions.own or {}
         came = m.contributions.came
         far = {cell: distance(given, own) for cell, given in sorted(came.items())}
-        m.news.apart = 0.0
         if far:
             m.news.apart = median(far.values())
         went = max(self._went, default=0.0)

@@ -165,6 +165,14 @@ def test_a_version_that_is_undone_takes_its_anchor_along() -> None:
     assert scene.at == 0.0
 
 
+def test_an_anchor_that_was_forgotten_does_not_return_with_an_undone_version() -> None:
+    scene = Scene()
+    scene.lands(1.0)
+    scene.anchor.forget()
+    scene.anchor.rolled_back()
+    assert scene.at is None
+
+
 def test_until_the_parameters_follow_the_anchor_before_belongs_to_them() -> None:
     scene = Scene()
     scene.anchor.takes(filled(1.0), None)

@@ -1,6 +1,7 @@
 """A window at one member, in virtual time: the contributions that it fetches, when they are enough,
 and the parameters that the mean makes."""
 
+import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from node.core.ids import CellId, PeerId
 from node.core.journey import Host, Partner, Plan, PlanMember, Version, Window
 from node.core.tasks import Tasks
 from node.epoch import events as ev
-from node.outer.anchor import Anchor
+from node.outer.anchor import WAIT_SHARE, Anchor
 from node.outer.merging import MOST_NAMED, STEP, TAKEN
 from node.outer.window import AGAIN_S, OWN_SHARE, SOME_SHARE, WindowRound
 from node.sim.world.loop import ProcessLoop, VirtualTime, bury
@@ -102,6 +103,8 @@ class Scene:
         version: Version,
         shapes: Mapping[str, Sequence[int]],
     ) -> StateSnapshot:
+        if kind is StateKind.OUTER:
+            await asyncio.Event().wait()  # nobody answers
         assert (stage, version) == (STAGE, Version(self.number))
         self.asked.append((self.time.now, list(donors), kind))
         for donor in donors:
@@ -220,10 +223,12 @@ def test_late_in_the_window_the_contributions_that_came_are_enough() -> None:
     scene = Scene()
     scene.moves()
     scene.comes(B, filled(3.0))
+    scene.do(asyncio.sleep(50.0), 50.0)
+    begun = scene.time.now
     scene.begin(scene.plan(partner(B), partner(C)))
-    scene.until(SOME_SHARE * WITHIN_S - 1.0)
+    scene.until(begun + SOME_SHARE * WITHIN_S - 1.0)
     assert scene.made is None
-    scene.until(SOME_SHARE * WITHIN_S + 1.0)
+    scene.until(begun + SOME_SHARE * WITHIN_S + 1.0)
     assert scene.made == 2.5
 
 
@@ -235,7 +240,7 @@ def test_without_any_contribution_there_is_no_mean() -> None:
     assert max(times(scene, host(B))) < WITHIN_S, "the window is over"
 
 
-@pytest.mark.parametrize(("quorum", "made"), [(0, False), (2, True), (3, False)])
+@pytest.mark.parametrize(("quorum", "made"), [(0, False), (1, True), (2, True), (3, False)])
 def test_equal_anchors_need_every_contribution_or_a_quorum(quorum: int, made: bool) -> None:
     scene = Scene(replace(DELTAS, quorum=quorum))
     scene.begin(scene.plan(number=0))
@@ -246,6 +251,27 @@ def test_equal_anchors_need_every_contribution_or_a_quorum(quorum: int, made: bo
     assert scene.made is None
     scene.until(WITHIN_S)
     assert (scene.made is not None) is made
+
+
+def test_a_member_without_an_anchor_waits_a_while_for_one_and_begins_with_its_parameters() -> None:
+    scene = Scene(DELTAS)
+    scene.anchor.forget()
+    scene.begin(scene.plan(partner(B), members=(PlanMember(ME, STAGE), PlanMember(OTHER, STAGE))))
+    scene.until(WAIT_SHARE * WITHIN_S - 1.0)
+    assert times(scene, host(B)) == []
+    scene.until(WAIT_SHARE * WITHIN_S + 1.0)
+    assert times(scene, host(B))[0] == WAIT_SHARE * WITHIN_S
+    state = scene.anchor.state
+    assert state is not None
+    assert state.anchor["w"].tolist() == [1.0, 1.0]
+
+
+def test_an_anchor_is_named_while_the_epoch_runs() -> None:
+    for settings, named in ((DELTAS, True), (PARAMETERS, False)):
+        scene = Scene(settings)
+        scene.begin(scene.plan(number=0))
+        scene.until(1.0)
+        assert bool(scene.anchor.name) is named
 
 
 def test_a_cell_without_partners_makes_an_outer_step_by_itself_where_anchors_are_equal() -> None:
