@@ -151,6 +151,11 @@ def test_a_difference_far_longer_than_the_median_is_halved_until_it_is_not(
     same({"w": made["w"]}, {"w": torch.full((3,), -(3.0 + counts_for) / 4)})
 
 
+def test_the_median_of_three_lengths_is_the_second() -> None:
+    made = steps().makes(A, filled(1.0), {B: filled(0.1), C: filled(2.9)})
+    same({"w": made["w"]}, {"w": torch.full((3,), -4.0 / 3)})
+
+
 def test_of_two_differences_none_is_too_long() -> None:
     made = steps().makes(A, filled(1.0), {B: filled(99.0)})
     same({"w": made["w"]}, {"w": torch.full((3,), -50.0)})

@@ -383,6 +383,16 @@ def test_mixing_leaves_a_share_of_the_own_parameters() -> None:
     assert fresh["w"].tolist() == [2.25, 2.25]
 
 
+def test_a_mean_that_a_replica_made_is_of_all_cells_of_the_group() -> None:
+    scene = Scene()
+    scene.gives[MATE, StateKind.MEAN] = (0.0, filled(7.0))
+    scene.begin(scene.plan(partner(B), partner(C), members=MATES))
+    scene.until(1.0)
+    scene.attempt(scene.landing(partner(B), partner(C), members=MATES))
+    scene.do(scene.round.takes())
+    assert (scene.round.news.cells, scene.round.news.peers) == (3, 2)
+
+
 @pytest.mark.parametrize("what", ["digest", "window"])
 def test_another_mean_than_the_plans_is_not_put_in_place(what: str) -> None:
     scene = met()
@@ -501,6 +511,17 @@ def test_the_usual_distance_is_that_of_the_training_since_the_last_mean(
     assert ("partner-clipped" in said) is clipped
 
 
+def test_training_since_a_window_whose_mean_was_not_placed_is_measured_too() -> None:
+    scene = second_window(landed=False)
+    scene.trains(1.0)
+    scene.number = NUMBER + 1
+    scene.comes(B, filled(1.5))
+    scene.begin(scene.plan(partner(B), number=NUMBER + 1, lineage="e" * 32))
+    scene.until(4.0)
+    assert scene.round.mean[0] == NUMBER + 1
+    assert "partner-clipped" not in [e.kind for e in scene.journal.recent()]
+
+
 # ------------------------------------------------------------ one cell makes the mean
 
 
@@ -538,6 +559,8 @@ def test_a_server_reports_the_pushes_that_it_applies_and_refuses() -> None:
     assert counted("tutti_pushes_total", {"result": "refused"}) == 1
     (said,) = [e for e in scene.journal.recent() if e.kind == "pushes"]
     assert said.level == "warning"
+    assert "applies 2 pushes" in said.text
+    assert f"those of cell {others[0]}" in said.text
     assert said.fields["ages"] == {others[0]: 2, others[1]: 0, others[2]: 0}
 
 
