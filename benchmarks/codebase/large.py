@@ -28,7 +28,7 @@ CLASSES = (
     Excuse("node/app/assembly.py", "Assembled", "one stage ready to start: one field a part"),
     Excuse("node/app/assembly.py", "Ports", "the surroundings of a peer: one field a port"),
     Excuse("node/app/daemon.py", "Daemon", UNCUT + "what starts, moves and ends with a daemon"),
-    Excuse("node/app/demo.py", "DemoOutcome", "a line of JSON: one field a number"),
+    Excuse("node/app/demo/play.py", "DemoOutcome", "a line of JSON: one field a number"),
     Excuse("node/app/node.py", "Node", UNCUT + "the state of a process that its operator sees"),
     Excuse("node/app/peer.py", "Peer", UNCUT + "a place, a move and a pause of one peer"),
     Excuse(
