@@ -189,7 +189,8 @@ class Training(rpc.TrainingServicer):
         self.kit.transport.expel(rules.revokes)
         if rules.revoked:
             # Not only through the leader, which may be a revoked peer.
-            heard = replace(self.reporting.own.heartbeat(), change=rules.change)
+            heard = self.reporting.own.heartbeat()
+            heard = replace(heard, membership=replace(heard.membership, change=rules.change))
             word = self.reporting.own.note(heard, self.kit.me)
             plan = self.kit.work.plan
             if plan is None:

@@ -24,7 +24,7 @@ def view(private: bool) -> tuple[OperatorService, Manifest]:
         amended(base, {"swarm.admission": "invite" if private else "open"}).sign(OWNER)
     )
     gate = Gate(manifest.run_id, OWNER.peer_id, private)
-    daemon: Any = SimpleNamespace(manifest=manifest, clock=VirtualClock(), gate=gate)
+    daemon: Any = SimpleNamespace(manifest=manifest, clock=VirtualClock(), gate=gate, orders=None)
     made = OperatorService(daemon)
     line = PeerLine(peer="12D3KooWHidden", name="shy-otter")
     made.peers_in_sight = lambda: PeersAnswer(peers=[line])  # type: ignore[method-assign]

@@ -105,7 +105,12 @@ class Peer:
             coming={},
         )
         presence: Any = SimpleNamespace(
-            view=view, vitals=Vitals(), cell=NO_CELL, enter=None, changed=lambda: None
+            view=view,
+            sightings=SimpleNamespace(vitals=Vitals()),
+            pace=SimpleNamespace(seeks=lambda: False),
+            cell=NO_CELL,
+            enter=None,
+            changed=lambda: None,
         )
         ports = Ports(
             identity,

@@ -13,6 +13,7 @@ from node.core.ids import PeerId
 from node.core.journey import Plan
 from node.epoch import events as ev
 from node.epoch.leader.routing import Routing
+from node.epoch.plan_context import PastPlan
 from node.epoch.plan_validation import objection
 from node.pipeline.settings import PipelineSettings
 from node.scheduler.costs import LinkCost, Measured
@@ -88,7 +89,7 @@ def test_the_next_plan_keeps_a_format_while_the_link_is_near_its_limit() -> None
 
 def test_a_new_leader_goes_on_from_the_plan_that_it_knows() -> None:
     plan = planned(0.3)
-    routing = Routing(facts(tensor=1000, wires=WIRES), plan, ())
+    routing = Routing(facts(tensor=1000, wires=WIRES), PastPlan(plan))
     # It has no measurements yet.
     assert routing.formats(plan.paths) == plan.wires != {}
 
