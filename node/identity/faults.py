@@ -126,3 +126,10 @@ def until_heard(left_s: float) -> str:
     if left_s == math.inf:
         return "is refused: the owner of the run has revoked it"
     return f"is refused for {left_s:.0f} s more"
+
+
+def until_you_are_heard(left_s: float) -> str:
+    """The same, as that peer is told."""
+    if left_s == math.inf:
+        return "you are refused: the owner of the run has revoked you"
+    return f"you are refused for {left_s:.0f} s more"

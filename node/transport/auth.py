@@ -21,7 +21,7 @@ import grpc.aio
 
 from node.core.errors import OversizedMessage, WireError
 from node.core.ids import PeerId
-from node.identity.faults import TokenBucket, until_heard
+from node.identity.faults import TokenBucket, until_you_are_heard
 from node.identity.places import Places, block_of
 from node.identity.refusals import Refusals
 from node.transport.connections import remote_of
@@ -144,11 +144,12 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
             return _turn_away(grpc.StatusCode.UNAUTHENTICATED, "unknown token; handshake first")
         if (left := self._callers.banned(peer)) > 0:
             self._refusals.count("ban", peer)
-            return _turn_away(grpc.StatusCode.PERMISSION_DENIED, f"you: {until_heard(left)}")
+            return _turn_away(grpc.StatusCode.PERMISSION_DENIED, until_you_are_heard(left))
         rate = self._rate(method, row, self._callers.established(peer))
         if not rate.allow(peer, time.monotonic()):
             self._refusals.count("rate", peer)
-            why = f"more than {rate.per_s:g} calls of {short(method)} a second"
+            calls = f"{rate.burst:g} calls of {short(method)} at once, {rate.per_s:g} a second then"
+            why = f"more than {calls}"
             return _turn_away(grpc.StatusCode.RESOURCE_EXHAUSTED, why)
         handler: Any = await continuation(handler_call_details)
         if handler is None:

@@ -1,8 +1,8 @@
 """Limits on what others may send: a row for each RPC, libp2p stream and kind of training message.
 
-The server checks a call in the order of the columns before it reads or parses the message: allowed
-senders, calls a second, calls at once; then the size of the message as it comes. docs/protocol.md
-shows the same table, and a test compares both with protos/. Pure.
+The server checks a call before it reads or parses the message: calls a second, calls at once; then
+the size of the message as it comes, and when it is whole whether its sender may send it.
+docs/protocol.md shows the same table, and a test compares both with protos/. Pure.
 """
 
 from collections.abc import Iterator, Mapping

@@ -26,7 +26,13 @@ from node.core.newest import Newest
 from node.core.patience import Patience
 from node.core.tasks import Tasks
 from node.core.version import Protocols
-from node.identity.faults import PEERS_KEPT, FaultBook, TokenBucket, until_heard
+from node.identity.faults import (
+    PEERS_KEPT,
+    FaultBook,
+    TokenBucket,
+    until_heard,
+    until_you_are_heard,
+)
 from node.identity.keys import Identity
 from node.identity.refusals import LATELY_S, Refusals
 from node.reach.interfaces import check_free, taken
@@ -774,7 +780,7 @@ class Transport:
             step = "ask the owner of the run"
             if left < math.inf:
                 step = "wait"
-            raise Refused(f"you: {until_heard(left)}", step, ExitCode.REFUSED)
+            raise Refused(until_you_are_heard(left), step, ExitCode.REFUSED)
 
     async def _p2p_up(self, p2p: object) -> None:
         if self.p2p.restarts:
