@@ -181,8 +181,9 @@ class Training(rpc.TrainingServicer):
         self.kit.transport.expel(rules.revokes)
         if rules.revoked:
             # Not only through the leader, which may be a revoked peer.
-            heard = replace(self.reporting.own.heartbeat(), change=rules.change)
-            word = self.reporting.own.note(heard, self.kit.me)
+            heard = self.reporting.own.heartbeat()
+            membership = replace(heard.membership, change=rules.change)
+            word = self.reporting.own.note(replace(heard, membership=membership), self.kit.me)
             plan = self.kit.work.plan
             if plan is None:
                 return
