@@ -5,8 +5,8 @@ probation, facts and faults to report, and how much longer than usual a peer is 
 clock, or an epoch.
 
 There is one rule: a peer that costs the others time is on probation for a multiple of that time. A
-peer on probation owns no part, gets no micro-batch, and nobody waits for it. It is in no plan where
-its stage has two others that work.
+peer on probation owns no part, gets no micro-batch, and nobody waits for it, unless nobody else of
+its stage could start. It is in no plan where its stage has two others that work.
 """
 
 import math
