@@ -45,6 +45,17 @@ class Limit:
     sender: Sender = Sender.ANYBODY
 
 
+@dataclass(frozen=True, slots=True)
+class MessageLimit:
+    """Limit of one kind of message of a call: its ``size``, its ``sender`` and its ``breach``, as
+    in :class:`Limit`. How often it comes, how many at once and how soon it is complete are bounded
+    for all kinds of the call together."""
+
+    size: int
+    breach: float = 1.0
+    sender: Sender = Sender.ANYBODY
+
+
 FAVOUR = 10.0
 """Calls that an established peer may make for each call of a stranger."""
 
@@ -69,17 +80,17 @@ RPCS: Mapping[str, Limit] = {
 }
 """Calls of gRPC between peers. A method without a row is not served."""
 
-NOTES: Mapping[int, tuple[str, Limit]] = {
-    10: ("plan", Limit(LARGEST, 4, 10, 60, breach=0.25, sender=Sender.LEADER)),
-    11: ("finished", Limit(MIB, 32, 10, 60)),
-    12: ("round", Limit(LARGEST, 4, 10, 60, breach=0.25, sender=Sender.LEADER)),
-    13: ("committed", Limit(68 * KIB, 32, 10, 60)),
-    14: ("incomplete", Limit(2 * MIB, 4, 10, 60)),
-    15: ("fault", Limit(KIB, 32, 10, 60)),
-    16: ("ready", Limit(64 * KIB, 4, 10, 60)),
-    18: ("move", Limit(KIB, 4, 10, 60)),
-    19: ("dead", Limit(MIB, 4, 10, 60)),
-    20: ("lead", Limit(KIB, 4, 10, 60)),
+NOTES: Mapping[int, tuple[str, MessageLimit]] = {
+    10: ("plan", MessageLimit(LARGEST, breach=0.25, sender=Sender.LEADER)),
+    11: ("finished", MessageLimit(MIB)),
+    12: ("round", MessageLimit(LARGEST, breach=0.25, sender=Sender.LEADER)),
+    13: ("committed", MessageLimit(68 * KIB)),
+    14: ("incomplete", MessageLimit(2 * MIB)),
+    15: ("fault", MessageLimit(KIB)),
+    16: ("ready", MessageLimit(64 * KIB)),
+    18: ("move", MessageLimit(KIB)),
+    19: ("dead", MessageLimit(MIB)),
+    20: ("lead", MessageLimit(KIB)),
 }
 """Kinds of messages of Training/Tell, by the number of their field."""
 
@@ -93,7 +104,7 @@ def short(method: str) -> str:
     return method.rpartition(".")[2]
 
 
-def limit_of(method: str, row: Limit, raw: bytes) -> tuple[str, Limit]:
+def limit_of(method: str, row: Limit, raw: bytes) -> tuple[str, Limit | MessageLimit]:
     """Return the name of a message of ``method``, for example "Training/Tell plan", and its limit.
     ``row``: the method's row in the table. Raises WireError for a training message that is no
     protobuf or is of several kinds."""
@@ -105,7 +116,7 @@ def limit_of(method: str, row: Limit, raw: bytes) -> tuple[str, Limit]:
         raise WireError("a training message of several kinds")
     if not kinds:
         # A probe: the empty message, or the two numbers that every message begins with.
-        return f"{name} probe", Limit(KIB, 4, 10, 60)
+        return f"{name} probe", MessageLimit(KIB)
     kind, limit = NOTES[kinds.pop()]
     return f"{name} {kind}", limit
 
