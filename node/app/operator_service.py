@@ -258,9 +258,10 @@ class OperatorService(SnapshotBuilder, Window):
                 "ask a peer that hosts a stage; see  tutti peers",
             )
         if self._d.paused:
-            raise NetworkFault(
-                f"this daemon is paused {self._d.availability.reason}", "go on:  tutti resume"
-            )
+            step = "go on:  tutti resume"
+            if self._d.availability.paused_by_run:
+                step = "the run's owner lets it go on with  tutti swarm resume"
+            raise NetworkFault(f"this daemon is paused {self._d.availability.reason}", step)
         if self._d.assembled is None:
             raise NetworkFault(
                 "the daemon has not joined yet", "try again when tutti status says ready"

@@ -45,7 +45,10 @@ _NO_TEMPLATE = (
 )
 _CHECK = "check that file"
 _log = logging.getLogger("tutti.data")
-_GET = "name the file with  --data PATH ; who owns the run has it, and a block stage needs none"
+_GET = (
+    "check the path, or name the file with  --data PATH; who owns the run has it, and a block "
+    "stage needs none"
+)
 
 
 def pydoc() -> bytes:

@@ -243,8 +243,8 @@ def taken(host: str, port: int, setting: str, kind: socket.SocketKind, why: str)
     return NetworkFault(
         f"cannot listen on {protocol} port {port} of {host}: "
         f"{why.lower()}{_holder(port, protocol)}",
-        f"see who has it with `ss -{protocol[0]}lnp 'sport = :{port}'` and stop that, or set "
-        f"{setting} to another port (0: any)",
+        f"see who has it with `ss -{protocol[0]}lnp 'sport = :{port}'` and stop that, or "
+        f"take another port with  --set {setting}=PORT  (0: any)",
     )
 
 

@@ -209,10 +209,15 @@ def _run_lines(run: RunAudit) -> list[str]:
     lines.append(f"  {'left out':32} {run.left_out():15,}")
     lines.append(f"  {'committed, all stages':32} {run.work:15,}")
     for peer, tokens in run.silent().most_common(MOST_SHOWN):
-        lines.append(f"  {named(peer, _name(peer))} did not confirm {tokens:,} tokens here")
+        neighbour = named(peer, _name(peer))
+        lines.append(f"  {neighbour}: no statement here about {tokens:,} tokens beside its own")
+    if run.silent():
+        lines.append(
+            "  a member's file has only the statements that name it; the leader's file has all"
+        )
     if run.rows > 1:
         lines.append(
-            f"  these are {run.rows} rows of epochs that do not join, each proven by its own voters"
+            f"  epochs are missing in between: {run.rows} pieces, each proven by its own voters"
         )
     if run.open:
         tokens = sum(run.open.values())
