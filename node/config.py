@@ -28,13 +28,10 @@ from node.core.errors import LocalFault, Refused, TooNew, UsageFault, writing
 from node.core.home import control_socket, expanded, home_named, user_dir
 from node.core.ids import is_cell
 from node.core.interrupts import held
+from node.core.numbers import rate_of
 from node.core.tables import (
     FieldRule,
-    check,
-    from_text,
-    meanings,
     settings_of,
-    show,
     unknown,
 )
 from node.data.settings import NO_PLACES, Places
@@ -69,11 +66,24 @@ _RATE = FieldRule(
     0,
     says='bytes a second as a number, or such as "20Mbit", "2.5MB", "500k" (20 Mbit are 2.5 MB); 0 '
     "for no limit",
+    reads=rate_of,
 )
 LEAST_CAP = 16_000
 """Bytes a second; the directory, heartbeats and plans alone take a part of it."""
+
+
+def _too_slow(cap: float) -> str:
+    """Reason against a cap on everything that this peer sends or receives, "" for none."""
+    if not 0 < cap < LEAST_CAP:
+        return ""
+    return (
+        f"that is {cap:g} bytes a second, too little to take part; "
+        f"allowed: {LEAST_CAP} or more, 0 for no cap"
+    )
+
+
+_CAP = dataclasses.replace(_RATE, refused=_too_slow)
 _RIGHTS = "check the disk and the rights of --home"
-_CAPS = ("transport.max_up", "transport.max_down")
 NODE_RULES: dict[str, FieldRule] = {
     "name": FieldRule(
         pattern=r"[\w .-]{0,40}", says="at most 40 letters, digits, spaces, dots, dashes"
@@ -113,8 +123,8 @@ NODE_RULES: dict[str, FieldRule] = {
     "transport.idle_s": FieldRule(10, 86400),
     "transport.peer_streams": FieldRule(1, 10000),
     "transport.relayed_timeout_s": FieldRule(0.1, 600),
-    "transport.max_up": _RATE,
-    "transport.max_down": _RATE,
+    "transport.max_up": _CAP,
+    "transport.max_down": _CAP,
     "reach.relay_rate": _RATE,
     "reach.relay_clients": FieldRule(0, 10000),
     "reach.relay_circuits": FieldRule(0, 100000),
@@ -298,14 +308,14 @@ class NodeConfig:
             if name not in KNOWN:
                 raise unknown(key, [*KNOWN, *SHORT_NAMES])
             merged[name] = (
-                from_text(value, KNOWN[name]),
+                KNOWN[name].read(value),
                 "--" + key.replace("_", "-").replace(".", "-"),
             )
 
         tables: dict[str, dict[str, Any]] = {"": {}, **{section: {} for section in SECTIONS}}
         for name, (value, source) in merged.items():
             section, _, key = name.rpartition(".")
-            tables[section][key] = checked_setting(name, value, source)
+            tables[section][key] = KNOWN[name].check(value, source)
         _divide_disk(tables, {name: source for name, (_, source) in merged.items()})
         found = cls(
             home=home,
@@ -488,7 +498,8 @@ class NodeConfig:
             p2p, grpc = map(int, _kept(self.home / "ports").split())
         except ValueError:
             return 0, 0
-        if _PORT.allows(p2p) and _PORT.allows(grpc):
+        port = KNOWN["transport.p2p_port"].rule
+        if port.allows(p2p) and port.allows(grpc):
             return p2p, grpc
         return 0, 0
 
@@ -674,27 +685,6 @@ class NodeConfig:
             ) from e
 
 
-def checked_setting(name: str, raw: Any, source: str = "") -> Any:
-    """The value of a setting from what a file, the environment or a user gave for it; a rate in
-    bytes a second. ``source``: its origin, for the message. Raises UsageFault for a value that the
-    setting may not have."""
-    rule = NODE_RULES.get(name)
-    value = raw
-    if rule is _RATE and isinstance(value, str) and (rate := rate_of(value)) is not None:
-        value = rate
-    value = check(name, value, KNOWN[name], rule, source=source)
-    if name in _CAPS and 0 < value < LEAST_CAP:
-        where = ""
-        if source:
-            where = f"  ({source})"
-        raise UsageFault(
-            f"{name} = {show(value)}{where}",
-            f"that is {value:g} bytes a second, too little to take part; "
-            f"allowed: {LEAST_CAP} or more, 0 for no cap",
-        )
-    return value
-
-
 def settings_file(
     named: str | Path | None, home: str | None, environ: Mapping[str, str] | None = None
 ) -> Path:
@@ -738,14 +728,10 @@ def config_document(config: NodeConfig) -> dict[str, dict[str, Any]]:
 
 def _settings(config: NodeConfig) -> Iterator[tuple[str, Any, str, str]]:
     """(name, value, source, meaning) of every setting."""
-    for section, kind in (("", NodeSettings), *SECTIONS.items()):
-        values, said = getattr(config, section or "node"), meanings(kind)
-        for one in dataclasses.fields(kind):
-            name = one.name
-            if section:
-                name = f"{section}.{name}"
-            value = getattr(values, one.name)
-            yield name, value, config.sources.get(name, ""), said.get(one.name, "")
+    for name, one in KNOWN.items():
+        section, _, key = name.rpartition(".")
+        value = getattr(getattr(config, section or "node"), key)
+        yield name, value, config.sources.get(name, ""), one.text
 
 
 def _kept(path: Path) -> str:
@@ -812,19 +798,6 @@ def sizes_of(text: str) -> list[int]:
     return [size_of(word) for word in words]
 
 
-def rate_of(text: str) -> float | None:
-    """Bytes a second of "20Mbit", "2.5MB", "2.5MB/s", "20Mbps", "500k"; None for what is none.
-    Without a unit it is bytes, as those who limit rates are used to (curl, wget, rsync); k, M and G
-    are powers of 1000, Ki, Mi and Gi of 1024."""
-    found = re.fullmatch(
-        r"([0-9]+(?:\.[0-9]+)?)\s*([kKMG]?)(i?)(B|bit|bits|bps)?(/s)?", text.strip()
-    )
-    if found is None or (found[3] and not found[2]) or (found[4] == "bps" and found[5]):
-        return None
-    step = (1024 if found[3] else 1000) ** " KMG".index(found[2].upper() or " ")
-    return float(found[1]) * step / (1 if found[4] in (None, "B") else 8)
-
-
 def write_atomically(
     path: Path, content: bytes, mode: int = 0o600, owner: tuple[int, int] | None = None
 ) -> None:
@@ -849,8 +822,8 @@ def write_atomically(
             raise
 
 
-KNOWN = settings_of({"": NodeSettings, **SECTIONS})
-"""Every setting of a peer, dotted, and its type."""
+KNOWN = settings_of({"": NodeSettings, **SECTIONS}, NODE_RULES)
+"""Every setting of a peer by its dotted name."""
 ENVIRONMENT: dict[str, str] = {
     **{"TUTTI_" + name.upper().replace(".", "_"): name for name in KNOWN},
     **{"TUTTI_" + short.upper(): name for short, name in SHORT_NAMES.items()},
@@ -872,7 +845,7 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
                 raise unknown(variable, [*ENVIRONMENT, *reserved], "environment")
             continue
         if text.strip():
-            found[name] = (from_text(text, KNOWN[name]), variable)
+            found[name] = (KNOWN[name].read(text), variable)
     return found
 
 

@@ -37,8 +37,6 @@ from node.core.tables import (
     FieldRule,
     build,
     check,
-    from_text,
-    meanings,
     settings_of,
     unknown,
 )
@@ -549,12 +547,17 @@ class Manifest:
             lines += ["# Settings behind a # have their defaults.", f"format = {self.format}"]
         for section, rows in groupby(self._values(), lambda row: row[0]):
             kind = SECTIONS[section]
-            said, about = meanings(kind), (kind.__doc__ or "").strip().splitlines()[0]
+            said = settings_of({section: kind}, MANIFEST_RULES)
+            about = (kind.__doc__ or "").strip().splitlines()[0]
             lines += ["", f"[{section}] # {about}"]
             for _, key, value, kept in rows:
                 if value is None:  # TOML has no word for it, and it is the default
                     continue
-                entry = toml_entry(key, value, said.get(key, ""), behind=not kept)
+                meaning = ""
+                name = f"{section}.{key}"
+                if name in said:  # and not in GONE
+                    meaning = said[name].text
+                entry = toml_entry(key, value, meaning, behind=not kept)
                 if self.format > 1:
                     lines += ["", *entry]
                 elif kept:
@@ -684,7 +687,7 @@ def _signature(table: Any) -> Signature | None:
         )
     key = check("signature.key", table["key"], str, MANIFEST_RULES["swarm.owner"])
     try:
-        sig = base64.b64decode(check("signature.sig", table["sig"], str, None), validate=True)
+        sig = base64.b64decode(check("signature.sig", table["sig"], str), validate=True)
     except ValueError as e:
         raise UsageFault("signature.sig is not base64", "expected 64 bytes in base64") from e
     if len(sig) != 64:
@@ -711,15 +714,14 @@ def typed(changes: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises UsageFault naming the setting, the bad value and what is allowed.
     """
-    known = settings_of(SECTIONS)
+    known = settings_of(SECTIONS, MANIFEST_RULES)
     found = dict[str, Any]()
     for name, value in changes.items():
         if name in GONE:
             raise gone(name)
         if name not in known:
             raise unknown(name, [*known])
-        rule = MANIFEST_RULES.get(name)
-        found[name] = check(name, from_text(value, known[name]), known[name], rule)
+        found[name] = known[name].check(known[name].read(value))
     return found
 
 

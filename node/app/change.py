@@ -115,7 +115,7 @@ def read(manifest: Manifest, change: str) -> Rules:
         known = {"run", "revision", "cell", "outer"}
         if set(table) - {"revoked"} != known or table["run"] != manifest.run_id:
             raise Refused("a change of another run", _AGAIN)
-        revision = check("revision", table["revision"], int, None)
+        revision = check("revision", table["revision"], int)
         if not 0 < revision < MAX_REVISION:
             raise Refused(f"a change with the number {revision}", _AGAIN)
         for key in table["outer"]:

@@ -1,5 +1,6 @@
-"""A table of plain values (from TOML, the environment, flags) into a frozen dataclass, with
-complaints people can act on; and the meanings of its fields."""
+"""Settings: fields of frozen dataclasses, each declared with its default, its text and its range;
+and tables of plain values (from TOML, the environment, flags) that are read into them, with
+complaints people can act on."""
 
 import ast
 import contextlib
@@ -11,7 +12,7 @@ import re
 import textwrap
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -22,19 +23,27 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class FieldRule:
-    """Values that a field may hold: one of ``choices``, a number between ``low`` and ``high``, or
-    text matching ``pattern``.
+    """Values that a field may hold: one of ``choices``, a number between ``least`` and ``most``, or
+    text matching ``pattern``; without any of these, every value of its type.
 
     ``says`` is the sentence shown when a value breaks the rule; made up from the bounds when empty.
-    ``removed``: former choices, and their replacements.
+    ``removed``: former choices, and their replacements. ``reads``: the value of a text, None if the
+    text is none. ``refused``: the reason against a value in the range, "" if it is fine.
     """
 
-    low: float = -math.inf
-    high: float = math.inf
+    least: float = -math.inf
+    most: float = math.inf
     choices: tuple[Any, ...] = ()
     pattern: str = ""
     says: str = ""
     removed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    reads: Callable[[str], Any] | None = None
+    refused: Callable[[Any], str] | None = None
+
+    @property
+    def bounded(self) -> bool:
+        """True if there is a number that the range does not have."""
+        return not (math.isinf(self.least) and math.isinf(self.most))
 
     def allows(self, value: Any) -> bool:
         if self.choices:
@@ -43,23 +52,81 @@ class FieldRule:
             return (
                 isinstance(value, str | int) and re.fullmatch(self.pattern, str(value)) is not None
             )
+        if not self.bounded:
+            return True
         return (
             isinstance(value, (int, float))
             and math.isfinite(value)
-            and self.low <= value <= self.high
+            and self.least <= value <= self.most
         )
 
     @property
     def sentence(self) -> str:
+        """The range in words; "" for every value of the type."""
         if self.says:
             return self.says
         if self.choices:
             return "one of " + ", ".join(str(c) for c in self.choices)
         if self.pattern:
             return f"text matching {self.pattern}"
-        if math.isinf(self.high):
-            return f"{_plain(self.low)} or more"
-        return f"between {_plain(self.low)} and {_plain(self.high)}"
+        if not self.bounded:
+            return ""
+        if math.isinf(self.most):
+            return f"{_plain(self.least)} or more"
+        return f"between {_plain(self.least)} and {_plain(self.most)}"
+
+
+UNLIMITED = FieldRule()
+"""Every value of a field's type."""
+
+
+def setting(
+    default: T,
+    text: str,
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    choices: tuple[Any, ...] = (),
+    pattern: str = "",
+    says: str = "",
+    removed: Mapping[str, str] | None = None,
+    reads: Callable[[str], Any] | None = None,
+    refused: Callable[[Any], str] | None = None,
+) -> T:
+    """Declare a field of a settings class: its default, its meaning for users in one paragraph, and
+    the values it may hold, as in :class:`FieldRule`."""
+    rule = FieldRule(least, most, choices, pattern, says, removed or {}, reads, refused)
+    return dataclasses.field(default=default, metadata={"text": text, "rule": rule})
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A declared setting. ``name`` has the section in front ("model.layers"), ``hint`` is the type
+    of its field."""
+
+    name: str
+    hint: Any
+    default: Any
+    text: str
+    rule: FieldRule
+
+    def read(self, text: Any) -> Any:
+        """As :func:`from_text`."""
+        return from_text(text, self.hint)
+
+    def check(self, raw: Any, source: str = "") -> Any:
+        """As :func:`check`."""
+        return check(self.name, raw, self.hint, self.rule, source=source)
+
+    @property
+    def type_sentence(self) -> str:
+        """The type in words."""
+        return type_sentence(self.hint)
+
+    @property
+    def range_sentence(self) -> str:
+        """The type and the range in words."""
+        return _range_sentence(self.hint, self.rule)
 
 
 _ALIKE = 0.65
@@ -79,32 +146,36 @@ def build(kind: type[T], table: Any, section: str, rules: Rules, *, source: str 
         raise UsageFault(
             f"{section or 'the file'} is not a table{_where(source)}", f"write it as  [{section}]"
         )
-    hints = typing.get_type_hints(kind)
-    known = {f.name for f in dataclasses.fields(kind)}  # pyright: ignore[reportArgumentType]
+    known = settings_of({section: kind}, rules)
     values: dict[str, Any] = {}
     for key, raw in table.items():
-        if key not in known:
-            raise unknown(dotted(section, str(key)), [dotted(section, k) for k in known], source)
-        values[key] = check(
-            dotted(section, key), raw, hints[key], rules.get(dotted(section, key)), source=source
-        )
+        name = dotted(section, str(key))
+        if name not in known:
+            raise unknown(name, [*known], source)
+        values[key] = known[name].check(raw, source)
     return kind(**values)
 
 
-def check(name: str, raw: Any, hint: Any, rule: FieldRule | None, *, source: str = "") -> Any:
+def check(name: str, raw: Any, hint: Any, rule: FieldRule = UNLIMITED, *, source: str = "") -> Any:
     """``raw`` as the type ``hint`` (bool, int, float, str, a tuple of str, int or float, or one
     of several of these) if ``rule`` allows it. Raises Removed for a choice that was, UsageFault for
     anything else."""
+    if isinstance(raw, str) and rule.reads is not None:
+        found = rule.reads(raw)
+        if found is not None:
+            raw = found
     value = _typed(raw, hint)
     if value is None:
-        step = f"expected {type_sentence(hint)}"
-        if rule:
-            step += f", {rule.sentence}"
+        step = f"expected {_range_sentence(hint, rule)}"
         raise UsageFault(f"{name} = {show(raw)}{_where(source)}", step)
-    if rule is not None and value in rule.removed:
+    if value in rule.removed:
         raise Removed(f"{name} = {show(raw)} was removed{_where(source)}", rule.removed[value])
-    if rule is not None and not rule.allows(value):
+    if not rule.allows(value):
         raise UsageFault(f"{name} = {show(raw)}{_where(source)}", f"allowed: {rule.sentence}")
+    if rule.refused is not None:
+        reason = rule.refused(value)
+        if reason:
+            raise UsageFault(f"{name} = {show(value)}{_where(source)}", reason)
     return value
 
 
@@ -170,13 +241,18 @@ def _meant(name: str, known: list[str]) -> str:
     return elsewhere[0]
 
 
-def settings_of(sections: Mapping[str, type]) -> dict[str, Any]:
-    """Type of every field of these dataclasses, by its dotted name."""
-    return {
-        dotted(section, key): hint
-        for section, kind in sections.items()
-        for key, hint in typing.get_type_hints(kind).items()
-    }
+def settings_of(sections: Mapping[str, type], rules: Rules) -> dict[str, Setting]:
+    """Settings of these dataclasses by their dotted names, in the order of the fields."""
+    found = dict[str, Setting]()
+    for section, kind in sections.items():
+        hints = typing.get_type_hints(kind)
+        texts = meanings(kind)
+        for field in dataclasses.fields(kind):
+            name = dotted(section, field.name)
+            text = field.metadata.get("text", texts.get(field.name, ""))
+            rule = field.metadata.get("rule", rules.get(name, UNLIMITED))
+            found[name] = Setting(name, hints[field.name], field.default, text, rule)
+    return found
 
 
 def dotted(section: str, key: str) -> str:
@@ -239,6 +315,13 @@ def type_sentence(hint: Any) -> str:
     return {bool: "true or false", int: "a whole number", float: "a number"}.get(
         hint, "text in quotes"
     )
+
+
+def _range_sentence(hint: Any, rule: FieldRule) -> str:
+    kind = type_sentence(hint)
+    if not rule.sentence:
+        return kind
+    return f"{kind}, {rule.sentence}"
 
 
 def _where(source: str) -> str:
