@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from node.core.errors import Removed, UsageFault
+from node.core.numbers import rate_of
 
 T = TypeVar("T")
 
@@ -97,6 +98,20 @@ def setting(
     the values it may hold, as in :class:`FieldRule`."""
     rule = FieldRule(least, most, choices, pattern, says, removed or {}, reads, refused)
     return dataclasses.field(default=default, metadata={"text": text, "rule": rule})
+
+
+def rate_setting(text: str, *, refused: Callable[[float], str] | None = None) -> float:
+    """Declare a limit in bytes a second, which users may write as text; 0, the default, is for no
+    limit."""
+    return setting(
+        0.0,
+        text,
+        least=0,
+        says='bytes a second as a number, or such as "20Mbit", "2.5MB", "500k" (20 Mbit are 2.5 '
+        "MB); 0 for no limit",
+        reads=rate_of,
+        refused=refused,
+    )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from node.core.tables import setting
 from node.wire.coding.formats import BLOCKWISE
 
 
@@ -74,16 +75,31 @@ TEXTS = 1 << 30
 class PipelineLimits:
     """Limits of this peer; a manifest cannot change them."""
 
-    stash_bytes: int = 0
-    """Activations kept for backward; a forward beyond it is answered BUSY. 0: room for
-    ``in_flight`` micro-batches, and for more of them up to 1 GiB where there is memory."""
-    in_flight: int = 8
-    """Micro-batches an ends peer keeps under way at once."""
-    text_bytes: int = 0
-    """Keys and values of texts that are generated, which are kept so that a token is a pass over
-    itself alone. 0: up to 1 GiB where there is memory beside everything else."""
-    recompute: str = "auto"
-    """Work that a stage computes again for a backward instead of keeping its results: off, layers,
-    stage; auto: as little as makes it fit into the memory."""
-    backward_first: bool = True
-    """Backward jobs go before forward ones on the device; False serves them in order of arrival."""
+    stash_bytes: int = setting(
+        0,
+        "Activations kept for backward; a forward beyond it is answered BUSY. 0: room for "
+        "in_flight micro-batches, and for more of them up to 1 GiB where there is memory.",
+        least=0,
+        most=1 << 50,
+    )
+    in_flight: int = setting(
+        8, "Micro-batches an ends peer keeps under way at once.", least=1, most=10000
+    )
+    text_bytes: int = setting(
+        0,
+        "Keys and values of texts that are generated, which are kept so that a token is a pass "
+        "over itself alone. 0: up to 1 GiB where there is memory beside everything else.",
+        least=0,
+        most=1 << 50,
+    )
+    recompute: str = setting(
+        "auto",
+        "Work that a stage computes again for a backward instead of keeping its results: off, "
+        "layers, stage; auto: as little as makes it fit into the memory.",
+        choices=("auto", "off", "layers", "stage"),
+    )
+    backward_first: bool = setting(
+        True,
+        "Backward jobs go before forward ones on the device; False serves them in order of "
+        "arrival.",
+    )
