@@ -21,7 +21,7 @@ from node.app.snapshot import gauges, sent_gauge, tasks_gauge, totals_of
 from node.config import ENVIRONMENT, KNOWN, NodeSettings
 from node.config import SECTIONS as NODE_SECTIONS
 from node.core.tables import Setting, settings_of
-from node.manifest import GONE, MANIFEST_RULES
+from node.manifest import GONE
 from node.manifest import SECTIONS as MANIFEST_SECTIONS
 from node.telemetry.metrics import Metrics
 from protos import control_pb2
@@ -155,7 +155,7 @@ def manifest() -> str:
     """The page of all settings of a run."""
     body = list[str]()
     for section, kind in MANIFEST_SECTIONS.items():
-        known = settings_of({section: kind}, MANIFEST_RULES)
+        known = settings_of({section: kind}, {})
         rows = [setting_row(setting) for setting in known.values()]
         body += [f"## {section}", "", about_of(kind), ""]
         body += table(["setting", "default", "allowed", "meaning"], rows)

@@ -15,9 +15,9 @@ from typing import Any
 from node.averaging.strategies.outer import OuterSettings
 from node.consensus.rules import MAX_CHANGE, Rules
 from node.core.errors import Refused, Removed, UsageFault
-from node.core.tables import build, check
+from node.core.tables import build, check, settings_of
 from node.identity.keys import Identity, verify
-from node.manifest import GONE, MANIFEST_RULES, Manifest, gone, named
+from node.manifest import GONE, SECTIONS, Manifest, gone, named
 
 DOMAIN = "tutti/change/1"
 MAX_REVISION = 1 << 53
@@ -121,10 +121,8 @@ def read(manifest: Manifest, change: str) -> Rules:
         for key in table["outer"]:
             if f"outer.{key}" in GONE:
                 raise gone(f"outer.{key}")
-        cell = check("averaging.cell", table["cell"], int | str, MANIFEST_RULES["averaging.cell"])
-        changed = _amended(
-            manifest, cell, build(OuterSettings, table["outer"], "outer", MANIFEST_RULES)
-        )
+        cell = settings_of(SECTIONS, {})["averaging.cell"].check(table["cell"])
+        changed = _amended(manifest, cell, build(OuterSettings, table["outer"], "outer", {}))
         revoked = frozenset(map(_marked, table.get("revoked", ())))
     except Removed as e:
         raise Refused(
