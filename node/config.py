@@ -788,7 +788,7 @@ def write_atomically(
             raise
 
 
-KNOWN = settings_of({"": NodeSettings, **SECTIONS}, {})
+KNOWN = settings_of({"": NodeSettings, **SECTIONS})
 """Every setting of a peer by its dotted name."""
 ENVIRONMENT: dict[str, str] = {
     **{"TUTTI_" + name.upper().replace(".", "_"): name for name in KNOWN},

@@ -207,9 +207,7 @@ class Manifest:
                 "the manifest ends before its signature: a part of the file is missing",
                 f"{_WHOLE}; who took the signature out to sign anew takes out the first line too",
             )
-        parts = {
-            name: build(kind, table.get(name, {}), name, {}) for name, kind in SECTIONS.items()
-        }
+        parts = {name: build(kind, table.get(name, {}), name) for name, kind in SECTIONS.items()}
         manifest = cls(**parts, signature=_signature(table.get("signature")), format=number)
         manifest.check()
         return manifest
@@ -429,7 +427,7 @@ class Manifest:
             lines += ["# Settings behind a # have their defaults.", f"format = {self.format}"]
         for section, rows in groupby(self._values(), lambda row: row[0]):
             kind = SECTIONS[section]
-            said = settings_of({section: kind}, {})
+            said = settings_of({section: kind})
             about = (kind.__doc__ or "").strip().splitlines()[0]
             lines += ["", f"[{section}] # {about}"]
             for _, key, value, kept in rows:
@@ -567,7 +565,7 @@ def _signature(table: Any) -> Signature | None:
             "signature is not a table of key and sig",
             "the owner signs with  tutti swarm init --from FILE",
         )
-    owner = settings_of(SECTIONS, {})["swarm.owner"]
+    owner = settings_of(SECTIONS)["swarm.owner"]
     key = check("signature.key", table["key"], str, owner.rule)
     try:
         sig = base64.b64decode(check("signature.sig", table["sig"], str), validate=True)
@@ -597,7 +595,7 @@ def typed(changes: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises UsageFault naming the setting, the bad value and what is allowed.
     """
-    known = settings_of(SECTIONS, {})
+    known = settings_of(SECTIONS)
     found = dict[str, Any]()
     for name, value in changes.items():
         if name in GONE:

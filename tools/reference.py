@@ -155,7 +155,7 @@ def manifest() -> str:
     """The page of all settings of a run."""
     body = list[str]()
     for section, kind in MANIFEST_SECTIONS.items():
-        known = settings_of({section: kind}, {})
+        known = settings_of({section: kind})
         rows = [setting_row(setting) for setting in known.values()]
         body += [f"## {section}", "", about_of(kind), ""]
         body += table(["setting", "default", "allowed", "meaning"], rows)

@@ -121,8 +121,8 @@ def read(manifest: Manifest, change: str) -> Rules:
         for key in table["outer"]:
             if f"outer.{key}" in GONE:
                 raise gone(f"outer.{key}")
-        cell = settings_of(SECTIONS, {})["averaging.cell"].check(table["cell"])
-        changed = _amended(manifest, cell, build(OuterSettings, table["outer"], "outer", {}))
+        cell = settings_of(SECTIONS)["averaging.cell"].check(table["cell"])
+        changed = _amended(manifest, cell, build(OuterSettings, table["outer"], "outer"))
         revoked = frozenset(map(_marked, table.get("revoked", ())))
     except Removed as e:
         raise Refused(

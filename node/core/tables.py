@@ -2,18 +2,14 @@
 and tables of plain values (from TOML, the environment, flags) that are read into them, with
 complaints people can act on."""
 
-import ast
 import contextlib
 import dataclasses
 import difflib
-import inspect
 import math
 import re
-import textwrap
 import types
 import typing
 from collections.abc import Callable, Mapping
-from functools import lru_cache
 from typing import Any, TypeVar
 
 from node.core.errors import Removed, UsageFault
@@ -91,27 +87,27 @@ def setting(
     pattern: str = "",
     says: str = "",
     removed: Mapping[str, str] | None = None,
-    reads: Callable[[str], Any] | None = None,
-    refused: Callable[[Any], str] | None = None,
 ) -> T:
     """Declare a field of a settings class: its default, its meaning for users in one paragraph, and
     the values it may hold, as in :class:`FieldRule`."""
-    rule = FieldRule(least, most, choices, pattern, says, removed or {}, reads, refused)
-    return dataclasses.field(default=default, metadata={"text": text, "rule": rule})
+    return _declared(default, text, FieldRule(least, most, choices, pattern, says, removed or {}))
 
 
 def rate_setting(text: str, *, refused: Callable[[float], str] | None = None) -> float:
     """Declare a limit in bytes a second, which users may write as text; 0, the default, is for no
     limit."""
-    return setting(
-        0.0,
-        text,
+    rule = FieldRule(
         least=0,
         says='bytes a second as a number, or such as "20Mbit", "2.5MB", "500k" (20 Mbit are 2.5 '
         "MB); 0 for no limit",
         reads=rate_of,
         refused=refused,
     )
+    return _declared(0.0, text, rule)
+
+
+def _declared(default: T, text: str, rule: FieldRule) -> T:
+    return dataclasses.field(default=default, metadata={"text": text, "rule": rule})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -147,11 +143,9 @@ class Setting:
 _ALIKE = 0.65
 """Ratio of equal characters from which a name counts as a typo of another: "layer" of "layers", not
 "hiden" of "tied"."""
-Rules = Mapping[str, FieldRule]
-"""Field name, with its section in front ("model.layers"), to the rule of that field."""
 
 
-def build(kind: type[T], table: Any, section: str, rules: Rules, *, source: str = "") -> T:
+def build(kind: type[T], table: Any, section: str, *, source: str = "") -> T:
     """``table`` as an instance of the dataclass ``kind``; missing fields keep their defaults.
 
     Raises UsageFault naming ``section.field``, the bad value and the allowed ones. ``source`` names
@@ -161,7 +155,7 @@ def build(kind: type[T], table: Any, section: str, rules: Rules, *, source: str 
         raise UsageFault(
             f"{section or 'the file'} is not a table{_where(source)}", f"write it as  [{section}]"
         )
-    known = settings_of({section: kind}, rules)
+    known = settings_of({section: kind})
     values: dict[str, Any] = {}
     for key, raw in table.items():
         name = dotted(section, str(key))
@@ -256,16 +250,16 @@ def _meant(name: str, known: list[str]) -> str:
     return elsewhere[0]
 
 
-def settings_of(sections: Mapping[str, type], rules: Rules) -> dict[str, Setting]:
-    """Settings of these dataclasses by their dotted names, in the order of the fields."""
+def settings_of(sections: Mapping[str, type]) -> dict[str, Setting]:
+    """Settings of these dataclasses by their dotted names, in the order of the fields, each of
+    which is declared by :func:`setting`."""
     found = dict[str, Setting]()
     for section, kind in sections.items():
         hints = typing.get_type_hints(kind)
-        texts = meanings(kind)
         for field in dataclasses.fields(kind):
             name = dotted(section, field.name)
-            text = field.metadata.get("text", texts.get(field.name, ""))
-            rule = field.metadata.get("rule", rules.get(name, UNLIMITED))
+            text = field.metadata["text"]
+            rule = field.metadata["rule"]
             found[name] = Setting(name, hints[field.name], field.default, text, rule)
     return found
 
@@ -349,20 +343,3 @@ def _plain(number: float) -> str:
     if float(number).is_integer() and abs(number) < 1e15:
         return str(int(number))
     return f"{number:g}"
-
-
-@lru_cache
-def meanings(kind: type) -> Mapping[str, str]:
-    """Text of the strings below the fields of a dataclass, by field, each one paragraph."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-    found = dict[str, str]()
-    lines = body.body if isinstance(body, ast.ClassDef) else []
-    for line, below in zip(lines, lines[1:], strict=False):
-        if (
-            isinstance(line, ast.AnnAssign)
-            and isinstance(line.target, ast.Name)
-            and isinstance(below, ast.Expr)
-            and isinstance(below.value, ast.Constant)
-        ):
-            found[line.target.id] = " ".join(str(below.value.value).replace("``", "").split())
-    return found

@@ -159,7 +159,7 @@ def test_too_few_steps_are_refused():
 
 
 def test_sets_differ_and_stay_bounded_on_all_they_may_meet():
-    names = settings_of(SECTIONS, {})["optimizer.coefficients"].rule.choices
+    names = settings_of(SECTIONS)["optimizer.coefficients"].rule.choices
     for name in names:
         for steps in (5, 10):
             chosen = coefficients(name, steps)

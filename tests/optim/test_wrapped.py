@@ -251,5 +251,5 @@ def test_the_optimizer_package_is_loaded_only_when_needed():
 
 
 def test_the_methods_of_the_manifest_can_all_be_stepped():
-    assert set(settings_of(SECTIONS, {})["optimizer.name"].rule.choices) == set(owner_group.METHODS)
+    assert set(settings_of(SECTIONS)["optimizer.name"].rule.choices) == set(owner_group.METHODS)
     assert WRAPPED.keys() == set(METHODS)

@@ -28,7 +28,7 @@ def test_no_other_page_is_there() -> None:
 def test_the_pages_have_every_setting_and_every_command() -> None:
     for name, sections in (("manifest.md", SECTIONS), ("settings.md", {})):
         page = (reference.FOLDER / name).read_text()
-        for setting in settings_of(sections, {}) or KNOWN:
+        for setting in settings_of(sections) or KNOWN:
             assert f"| `{setting}` |" in page
     page = (reference.FOLDER / "cli.md").read_text()
     for command in ("start", "join", "swarm invite", "data", "id new", "simulate", "help"):
@@ -36,7 +36,7 @@ def test_the_pages_have_every_setting_and_every_command() -> None:
 
 
 def test_pages_name_only_settings_and_metrics_that_there_are(root: Path) -> None:
-    settings = {*settings_of(SECTIONS, {}), *KNOWN, *GONE}
+    settings = {*settings_of(SECTIONS), *KNOWN, *GONE}
     metrics = {*re.findall(r"tutti_\w+", (reference.FOLDER / "metrics.md").read_text())}
     unknown = list[str]()
     for file in [root / "README.md", *(root / "docs").glob("*.md")]:
