@@ -48,7 +48,6 @@ MAX_MANIFEST = 64 * 1024
 MAX_DOTS = 64
 """Dots of a line that is no comment. tomllib keeps every beginning of a dotted key: 64 KiB of one
 key would take 4 GiB."""
-BYTE_VOCAB = 259
 WIDTH = 96
 """Of a comment in a file, without its mark."""
 HEADER = "# What every peer of this swarm agreed on."
@@ -108,10 +107,6 @@ GONE: dict[str, tuple[Any, str, str]] = {
 }
 """Settings that were: their defaults, the setting that they stood before, what to do instead. A
 manifest of format 1 has them all, and its run id counts them; there a default is read over."""
-MOST_FILES = 32
-"""Files beside the tokenizer that a manifest names, at most."""
-_FILE = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}:[0-9a-f]{64}"
-"""Name and hash of one such file."""
 
 
 @dataclass(frozen=True)
@@ -213,8 +208,8 @@ class Manifest:
         return manifest
 
     def check(self) -> None:
-        """What fields promise each other; each was in its range when it was read. Raises UsageFault
-        naming both sides."""
+        """Check settings against each other; each was in its range when it was read. Raises
+        UsageFault naming both sides."""
         m, p, a, d, t = self.model, self.pipeline, self.averaging, self.data, self.training
         if self.swarm.protocol > PROTOCOL:
             raise TooNew(
@@ -244,28 +239,16 @@ class Manifest:
                 f"must be digests of {DIGEST} and 64 hex digits each; without that word they are "
                 "of a tutti before protocol 7: give the model again,  tutti swarm init --from DIR",
             ),
-            (
-                p.wire_least and len(p.wires) < 2,
-                f'pipeline.wire_least = "{p.wire_least}"',
-                f'must be coarser than pipeline.wire = "{p.wire}", or empty; from fine to coarse: '
-                "fp32, bf16 or fp16, int8, int4",
-            ),
+        )
+        p.check()
+        refuse(
             (
                 t.target_batch % p.micro_batch,
                 f"training.target_batch = {t.target_batch}",
                 f"must be a multiple of pipeline.micro_batch = {p.micro_batch}",
             ),
-            (
-                0 < a.quarantine < 2,
-                f"averaging.quarantine = {a.quarantine}",
-                "0 for off, or 2 and more: honest norms differ",
-            ),
-            (
-                a.reducer == "trimmed-mean" and a.trim == 0,
-                "averaging.trim = 0",
-                'must be above 0 while averaging.reducer = "trimmed-mean"',
-            ),
         )
+        a.check()
         self.scheduler.check(p.stages, t.target_batch // p.micro_batch, p.may_skip)
         carried(self.outer, a.peers, p.stages)
         refuse(
@@ -276,45 +259,8 @@ class Manifest:
                 'take "fp32", or one cell (outer.window_s = 0): what cells differ by is less than '
                 "bf16 can say",
             ),
-            (
-                not all(0 <= size < 1 << 48 for size in d.sizes),
-                "data.sizes",
-                "must be bytes of shards, 0 or more",
-            ),
-            (
-                d.tokenizer == "bytes" and d.tokenizer_sha256,
-                "data.tokenizer_sha256 is set",
-                'leave it empty: data.tokenizer = "bytes" is no file',
-            ),
-            (
-                len(d.files) > MOST_FILES
-                or not all(re.fullmatch(_FILE, entry) for entry in d.files)
-                or len({entry.partition(":")[0] for entry in d.files}) < len(d.files),
-                "data.files",
-                f"must be at most {MOST_FILES} entries  NAME:SHA256  of different names: give the "
-                "model again,  tutti swarm init --from DIR",
-            ),
-            (
-                d.tokenizer == "bytes" and d.end >= 0,
-                f"data.end = {d.end}",
-                'leave it out: data.tokenizer = "bytes" has an end of its own',
-            ),
-            (
-                d.end >= m.vocab,
-                f"data.end = {d.end} is no id of model.vocab = {m.vocab}",
-                "give an id of the vocabulary, or leave it out",
-            ),
-            (
-                d.tokenizer == "bytes" and m.vocab < BYTE_VOCAB,
-                f"model.vocab = {m.vocab}",
-                f'data.tokenizer = "bytes" needs {BYTE_VOCAB}',
-            ),
-            (
-                t.eval_every and d.holdout == 0.0,
-                "data.holdout = 0",
-                f"must be above 0 while training.eval_every = {t.eval_every}",
-            ),
         )
+        d.check(m.vocab, t.eval_every)
 
     def check_continues(self, before: "Manifest") -> None:
         """Raises UsageFault unless this run can go on from the last epoch of ``before``."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from node.core.errors import refuse
 from node.core.tables import setting
 
 
@@ -76,6 +77,21 @@ class AveragingSettings:
     clip_iterations: int = setting(
         3, "Times that centered-clip moves its center.", least=1, most=100
     )
+
+    def check(self) -> None:
+        """Raises UsageFault for settings that cannot hold together."""
+        refuse(
+            (
+                0 < self.quarantine < 2,
+                f"averaging.quarantine = {self.quarantine}",
+                "0 for off, or 2 and more: honest norms differ",
+            ),
+            (
+                self.reducer == "trimmed-mean" and self.trim == 0,
+                "averaging.trim = 0",
+                'must be above 0 while averaging.reducer = "trimmed-mean"',
+            ),
+        )
 
     @property
     def peers(self) -> int:

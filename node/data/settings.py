@@ -1,10 +1,17 @@
 """Settings of the data: the manifest's, and the permissions of this peer's user to read and fetch.
 A manifest names content; a path is each peer's own."""
 
+import re
 from dataclasses import dataclass
 
+from node.core.errors import refuse
 from node.core.tables import setting
 
+BYTE_VOCAB = 259
+MOST_FILES = 32
+"""Files beside the tokenizer that a manifest names, at most."""
+_FILE = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}:[0-9a-f]{64}"
+"""Name and hash of one such file."""
 _PRINTED = r"[^\x00-\x1f\x7f-\x9f]"
 """A character that is no control character: text of a manifest goes to terminals."""
 
@@ -92,6 +99,50 @@ class DataSettings:
     holdout: float = setting(
         0.05, "Share of the text, at its end, that is never trained on.", least=0.0, most=0.5
     )
+
+    def check(self, vocab: int, eval_every: int) -> None:
+        """Raises UsageFault for settings that cannot hold together in a run with a vocabulary of
+        ``vocab`` ids and an evaluation every ``eval_every`` epochs."""
+        refuse(
+            (
+                not all(0 <= size < 1 << 48 for size in self.sizes),
+                "data.sizes",
+                "must be bytes of shards, 0 or more",
+            ),
+            (
+                self.tokenizer == "bytes" and self.tokenizer_sha256,
+                "data.tokenizer_sha256 is set",
+                'leave it empty: data.tokenizer = "bytes" is no file',
+            ),
+            (
+                len(self.files) > MOST_FILES
+                or not all(re.fullmatch(_FILE, entry) for entry in self.files)
+                or len({entry.partition(":")[0] for entry in self.files}) < len(self.files),
+                "data.files",
+                f"must be at most {MOST_FILES} entries  NAME:SHA256  of different names: give the "
+                "model again,  tutti swarm init --from DIR",
+            ),
+            (
+                self.tokenizer == "bytes" and self.end >= 0,
+                f"data.end = {self.end}",
+                'leave it out: data.tokenizer = "bytes" has an end of its own',
+            ),
+            (
+                self.end >= vocab,
+                f"data.end = {self.end} is no id of model.vocab = {vocab}",
+                "give an id of the vocabulary, or leave it out",
+            ),
+            (
+                self.tokenizer == "bytes" and vocab < BYTE_VOCAB,
+                f"model.vocab = {vocab}",
+                f'data.tokenizer = "bytes" needs {BYTE_VOCAB}',
+            ),
+            (
+                eval_every and self.holdout == 0.0,
+                "data.holdout = 0",
+                f"must be above 0 while training.eval_every = {eval_every}",
+            ),
+        )
 
 
 @dataclass(frozen=True)

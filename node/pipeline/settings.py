@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from node.core.errors import refuse
 from node.core.tables import setting
 from node.wire.coding.formats import BLOCKWISE
 
@@ -58,6 +59,17 @@ class PipelineSettings:
         least=0.0,
         most=1000.0,
     )
+
+    def check(self) -> None:
+        """Raises UsageFault for number formats that cannot hold together."""
+        refuse(
+            (
+                self.wire_least and len(self.wires) < 2,
+                f'pipeline.wire_least = "{self.wire_least}"',
+                f'must be coarser than pipeline.wire = "{self.wire}", or empty; from fine to '
+                "coarse: fp32, bf16 or fp16, int8, int4",
+            ),
+        )
 
     @property
     def wires(self) -> tuple[str, ...]:
