@@ -27,8 +27,9 @@ from node.pipeline.forward_requests import ForwardRequests
 from node.pipeline.frames import FrameShape
 from node.pipeline.gradients import GradientSum
 from node.pipeline.guard import NotFinite
-from node.pipeline.hops.base import PipelineBase, Telemetry
+from node.pipeline.hops.base import PipelineBase
 from node.pipeline.hops.inbound import ROOM_WAIT, Inbound
+from node.pipeline.hops.ports import Telemetry
 from node.pipeline.hops.sender import Sender
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.route import fewest_hops

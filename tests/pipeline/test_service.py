@@ -11,8 +11,9 @@ import torch
 from node.core.errors import OutOfResources, PeerFault
 from node.core.ids import PeerId
 from node.pipeline.events import Arrived, Computed, Direction, Key, Passed, Settled
-from node.pipeline.hops.base import PipelineBase, Stash
+from node.pipeline.hops.base import PipelineBase
 from node.pipeline.hops.sender import AlreadyThere
+from node.pipeline.hops.stash import Stash
 from node.pipeline.service import STRETCH_MOST, Pipeline
 from node.pipeline.settings import PipelineLimits
 from node.wire.tensors import expected_head
