@@ -133,7 +133,7 @@ class ForwardRequests:
         me = Hop(ENDS, pipeline.me)
         claim = Claim(0, "", index, (me, *hops, me), 1)
         home = (sequences, 1, shape[2]) if purpose == pb.GENERATE else shape
-        timeout = pipeline.hop_s * (len(hops) + 1)
+        timeout = pipeline.deadlines.hop_s * (len(hops) + 1)
         with self._awaiting(purpose, index, hops, home) as back:
             async with _within(timeout, hops):
                 output = await self.compute(
@@ -158,7 +158,7 @@ class ForwardRequests:
         cache = self._take(key, past, length)
         if cache is None:
             raise PeerFault(pipeline.me, "there is no memory for the text")
-        timeout = pipeline.hop_s * (len(hops) + 1)
+        timeout = pipeline.deadlines.hop_s * (len(hops) + 1)
         try:
             with self._awaiting(pb.GENERATE, index, hops, (1, 1, pipeline.shape.width)) as back:
                 async with _within(timeout, hops):
@@ -298,7 +298,7 @@ class ForwardRequests:
             )
         ):
             return await say(context, pb.BUSY, "forward-only work has its share of the stash")
-        if not pipeline.make_room(cost):
+        if not pipeline.keeper.make_room(cost):
             return await say(context, pb.BUSY, "my stash is full")
         self._charge(cost, guest)
         free = partial(self._charge, -cost, guest)
@@ -373,7 +373,7 @@ class ForwardRequests:
         last_only = purpose == pb.GENERATE and claim.position == len(claim.journey) - 2
         onward = replace(claim, position=claim.position + 1)
         # The origin waits no longer than this, whatever deadline the sender states.
-        most_s = pipeline.hop_s * (len(claim.journey) - claim.position)
+        most_s = pipeline.deadlines.hop_s * (len(claim.journey) - claim.position)
         within_s = min(incoming.head.deadline_s, most_s)
         try:
             async with asyncio.timeout(within_s):
@@ -414,8 +414,8 @@ class ForwardRequests:
         pipeline = self._pipeline
         masked = pipeline.shape.masked and incoming.head.purpose == pb.EVALUATE
         caller = incoming.claim.journey[incoming.claim.position - 1].peer
-        async with asyncio.timeout(pipeline.hop_s):
-            reader = await pipeline.read(
+        async with asyncio.timeout(pipeline.deadlines.hop_s):
+            reader = await pipeline.intake.read(
                 caller,
                 incoming.head,
                 shape,

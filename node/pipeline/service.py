@@ -42,8 +42,6 @@ from protos.pipeline_pb2_grpc import add_PipelineServicer_to_server
 RECEIPTS_S = 1.0
 """Wait for notes at the end of an epoch: a way there and back, and more where notes are measured to
 take longer or this process runs late."""
-STRETCH_MOST = 1000.0
-"""A plan stretches the time of a hop to at most this multiple of the manifest's."""
 
 
 BatchOf = Callable[[Path], Awaitable[Callable[[], tuple[Tensor, Tensor]]]]
@@ -95,7 +93,7 @@ class Origin:
     async def _one(self, path: Path, batch_of: BatchOf) -> MicroBatchDone:
         pipeline = self._pipeline
         index = path.index
-        late = pipeline.time_left(path)
+        late = pipeline.deadlines.time_left(path)
         try:
             if late <= 0:
                 raise TimeoutError("the time of its epoch was over")
@@ -106,7 +104,7 @@ class Origin:
             pipeline.telemetry.emit("micro-batch-dropped", why, "warning", index=index)
             return MicroBatchDone(index, False)
         machine = pipeline.machine
-        left = pipeline.time_left(path)
+        left = pipeline.deadlines.time_left(path)
         plan = None if machine.closed else machine.plan
         if plan is None or machine.paths.get(index) != path or index in self._results:
             return MicroBatchDone(index, False)  # of a plan that is closed, or no longer in force
@@ -114,13 +112,13 @@ class Origin:
         key = Key(plan.epoch, index, 0)
         work = VisitBuffers(
             pipeline.clock.now() + left,
-            pipeline.shape_of(index),
+            pipeline.planned.shape_of(index),
             pipeline.me,
             batch=batch,
-            wires=pipeline.wires_of(key),
+            wires=pipeline.planned.wires_of(key),
         )
-        pipeline.stash.put(key, work, pipeline.cost(index))
-        pipeline.handle(ev.Start(index))
+        pipeline.stash.put(key, work, pipeline.planned.cost(index))
+        pipeline.driver.handle(ev.Start(index))
         try:
             await asyncio.wait((result,), timeout=max(0.0, left))
         except asyncio.CancelledError:
@@ -130,7 +128,7 @@ class Origin:
             raise
         finally:
             if not result.done() and pipeline.machine.plan is plan:
-                pipeline.handle(ev.Drop(index, f"not finished in {left:.1f} s"))
+                pipeline.driver.handle(ev.Drop(index, f"not finished in {left:.1f} s"))
             if self._results.get(index) is result:
                 del self._results[index]
         if result.done():
@@ -230,8 +228,8 @@ class Pipeline(PipelineBase):
             ),
             stage,
             math(module, settings.wire, autocast),
+            usual_s,
         )
-        self._usual_s = usual_s
         self.sender = Sender(self)
         self.forward_requests = ForwardRequests(self, self.sender)
         self._gradients = gradients or GradientSum()
@@ -258,19 +256,17 @@ class Pipeline(PipelineBase):
         known = self.machine.plan
         if plan is not None and known is not None and plan.hash == known.hash:
             return
-        self.handle(ev.AdoptPlan(plan))
+        self.driver.handle(ev.AdoptPlan(plan))
         self.origin.forget()
         self._counted.clear()
         self._gradients.reset()
         if plan is not None:
             self.guard.begin(plan.epoch)
             self.stash.divide(Counter(path.origin for path in plan.paths))
-        self._plan_until = self.clock.now() + (plan.deadline_s if plan else 0.0)
-        if plan is not None and plan.paths and self._usual_s:
-            self._stretch = min(max(1.0, plan.deadline_s / self._usual_s), STRETCH_MOST)
+        self.deadlines.begin(plan)
         self._idle_seen = self.device.idle_s
         self.sender.forget()
-        self.look_again()
+        self.changes.notify()
 
     def reset(self, epoch: int) -> None:
         """Forget everything of ``epoch``: its plan, stash and gradients. Does nothing when another
@@ -281,19 +277,13 @@ class Pipeline(PipelineBase):
     def slots(self) -> int:
         """Micro-batches that this peer holds at once: an ends peer its window, a block stage what
         its stash takes; 0 when the size of one is not known yet."""
-        plan = self.machine.plan
         if self.stage == ENDS:
             return self.limits.in_flight
-        shape = ()
-        if plan is not None and plan.paths:
-            shape = self.shape_of(plan.paths[0].index)
-        if plan and shape in self.math.graph_bytes:
-            return max(1, self.stash.limit // self.cost(plan.paths[0].index))
-        return 0
+        return self.keeper.slots()
 
     def gone(self, peer: PeerId) -> None:
         """The leader reports that this member of the plan in force is dead: stop waiting for it."""
-        self.handle(ev.PeerDied(peer))
+        self.driver.handle(ev.PeerDied(peer))
         self.sender.gone(peer)
 
     async def receipts(self, epoch: int, dropped: Collection[int] = ()) -> None:
@@ -311,8 +301,7 @@ class Pipeline(PipelineBase):
                     and plan.epoch == epoch
                     and self.machine.unsure(dropped)
                 ):
-                    self._handled.clear()
-                    await self._handled.wait()
+                    await self.driver.handled()
         plan = self.machine.plan
         if plan is None or plan.epoch != epoch:
             return
@@ -350,7 +339,7 @@ class Pipeline(PipelineBase):
         """
         if self.machine.plan is None or self.machine.plan.epoch != epoch:
             return {}, 0
-        self.handle(ev.Close(epoch))
+        self.driver.handle(ev.Close(epoch))
         try:
             return await asyncio.to_thread(self._gradients.whole)
         except (RuntimeError, MemoryError) as e:
@@ -389,16 +378,10 @@ class Pipeline(PipelineBase):
     async def close(self) -> None:
         """End everything under way. The device thread stays its owner's."""
         self.set_plan(None)
-        self._stop_sweeping()
+        self.keeper.stop()
         self.forward_requests.close()
         await self.tasks.close()
-        # The end of a task may have asked for another sweep, and a timer holds this object.
-        self._stop_sweeping()
-
-    def _stop_sweeping(self) -> None:
-        if self._sweeping is not None:
-            self._sweeping.cancel()
-            self._sweeping = None
+        self.keeper.stop()  # the end of a task may have asked for another sweep
 
     # Carrying out
     # ------------------------------------------------------------
@@ -413,7 +396,7 @@ class Pipeline(PipelineBase):
                 self.sender.later(key, way, seconds)
             case ev.Hold(key):
                 # The hop that sent the gradient must not give this one up meanwhile.
-                self.sender.later(key, Direction.BACKWARD, ROOM_WAIT * self.hop_s)
+                self.sender.later(key, Direction.BACKWARD, ROOM_WAIT * self.deadlines.hop_s)
             case ev.Fetch():
                 self.tasks.spawn(self.sender.fetch(action), "fetch")
             case ev.Commit(key):
@@ -428,9 +411,9 @@ class Pipeline(PipelineBase):
                     index=key.index,
                 )
             case ev.AcknowledgeVisit(key, way):
-                self._resolve(key, way, True, "")
+                self.driver.resolve(key, way, True, "")
             case ev.Failed(key, way, reason):
-                self._resolve(key, way, False, reason)
+                self.driver.resolve(key, way, False, reason)
             case ev.TellOrigin(key, origin, reason):
                 self.tasks.spawn(self.sender.tell_origin(key, origin, reason), "lost")
             case ev.TellCounted(index, peers):
@@ -484,7 +467,7 @@ class Pipeline(PipelineBase):
                 index=key.index,
             )
             if self.stash.get(key) is work:
-                self.handle(ev.Broken(key, way, str(e)[:200], lost))
+                self.driver.handle(ev.Broken(key, way, str(e)[:200], lost))
             return
         self.telemetry.spent("compute", seconds)
         idle = self.device.idle_s
@@ -494,15 +477,15 @@ class Pipeline(PipelineBase):
         if self.stash.get(key) is not work:
             return  # freed meanwhile, perhaps before it began
         measured = self.timing.work[way]
-        if self.at_origin(key) and key.position:
+        if self.planned.at_origin(key) and key.position:
             measured = self.timing.loss
         measured.add(seconds, self.clock.now())
-        if way is Direction.FORWARD and not (self.at_origin(key) and key.position):
-            self.stash.recharge(key, self.cost(key.index))
-        self.handle(ev.Computed(key, way))
+        if way is Direction.FORWARD and not (self.planned.at_origin(key) and key.position):
+            self.stash.recharge(key, self.planned.cost(key.index))
+        self.driver.handle(ev.Computed(key, way))
 
     def _job(self, key: Key, way: Direction) -> tuple[Callable[[VisitBuffers], None], Priority]:
-        if not self.at_origin(key):
+        if not self.planned.at_origin(key):
             if way is Direction.FORWARD:
                 return self.math.forward, Priority.FORWARD
             return self.math.backward, Priority.BACKWARD
@@ -551,9 +534,4 @@ class Pipeline(PipelineBase):
             work.dead = True
         for way in Direction:
             self.sender.cancel(key, way)
-            self._resolve(key, way, False, "freed")
-
-    def _resolve(self, key: Key, way: Direction, done: bool, reason: str) -> None:
-        for waiter in self._waiters.pop((key, way), ()):
-            if not waiter.done():
-                waiter.set_result((done, reason))
+            self.driver.resolve(key, way, False, "freed")

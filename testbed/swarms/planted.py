@@ -180,8 +180,8 @@ def _saves_too_late(peer: SimPeer) -> None:
 
 def _counts_for_all(peer: SimPeer) -> None:
     """An origin's message that one micro-batch counts is taken for a message about all of them."""
-    pipeline = _pipeline(peer)
-    true = pipeline.handle
+    driver = _pipeline(peer).driver
+    true = driver.handle
 
     def handle(event: Any) -> Any:
         if isinstance(event, Counted):
@@ -189,7 +189,7 @@ def _counts_for_all(peer: SimPeer) -> None:
                 true(replace(event, index=index))
         return true(event)
 
-    pipeline.handle = handle  # a bug is planted
+    driver.handle = handle  # a bug is planted
 
 
 def _reads_other_data(peer: SimPeer) -> None:

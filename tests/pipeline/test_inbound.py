@@ -8,12 +8,13 @@ import pytest
 
 from node.core.ids import PeerId
 from node.pipeline.events import FreeGraph, Key
-from node.pipeline.hops.base import PipelineBase
+from node.pipeline.hops.deadlines import Deadlines
 from node.pipeline.hops.inbound import Inbound
 from protos import pipeline_pb2 as pb
 from protos import tensor_pb2
 from protos.pipeline_pb2_grpc import PipelineStub
 from testbed.fakes.call_context import CallContext
+from tests.pipeline.conftest import begun
 from tests.transport.conftest import until
 
 
@@ -209,7 +210,7 @@ async def test_an_input_is_sent_whole_though_it_is_freed_meanwhile(swarm, plan):
 
     def read(frame):
         sent.append(frame)
-        s1a.carry_out([FreeGraph(key)])
+        s1a.driver.carry_out([FreeGraph(key)])
 
     wanted = pb.FetchInput(epoch=3, plan_hash=plan.hash, index=0, position=2)
     await Inbound(s1a, s1a.forward_requests.receive).Fetch(wanted, CallContext("s2b", read))
@@ -319,7 +320,7 @@ async def test_of_one_tensor_from_one_peer_two_streams_are_read(swarm, plan, way
         calls.append(getattr(stub, way)(timeout=60))
         await calls[-1].write(pb.Frame(head=head(plan)))
         await calls[-1].write(pb.Frame(chunk=bytes(1024)))
-        await until(lambda: s1a.stash.used == min(2, len(calls)) * s1a.cost(0), 10)
+        await until(lambda: s1a.stash.used == min(2, len(calls)) * s1a.planned.cost(0), 10)
     for call in calls[:3]:
         assert [r.verdict async for r in call] == [pb.REFUSED]
     for call in calls[3:]:
@@ -328,7 +329,7 @@ async def test_of_one_tensor_from_one_peer_two_streams_are_read(swarm, plan, way
     assert not swarm.net.transports["s1a"].faults
 
 
-async def test_an_input_that_is_not_read_in_time_is_let_go(swarm, plan, monkeypatch):
+async def test_an_input_that_is_not_read_in_time_is_let_go(swarm, plan):
     s1a = swarm.pipelines["s1a"]
     key = Key(3, 0, 1)
     swarm.net.mute(PeerId("s2a"))
@@ -337,7 +338,7 @@ async def test_an_input_that_is_not_read_in_time_is_let_go(swarm, plan, monkeypa
     await until(lambda: key in s1a.machine.visits and s1a.stash.get(key).output is not None, 10)
     inbound = Inbound(s1a, s1a.forward_requests.receive)
     call = CallContext("s2b")
-    monkeypatch.setattr(PipelineBase, "hop_s", 0.05)
+    s1a.deadlines = Deadlines(s1a.clock, s1a.transport.patience, 0.05)
     wanted = pb.FetchInput(epoch=3, plan_hash=plan.hash, index=0, position=2)
     await inbound.Fetch(wanted, call)
     assert call.aborted == [grpc.StatusCode.DEADLINE_EXCEEDED]
@@ -376,8 +377,10 @@ async def test_forward_only_work_leaves_training_half_of_the_stash(swarm, plan):
     assert "early" in again, "there is room again"
 
 
-async def test_forward_only_work_ends_whatever_deadline_it_says(swarm, plan, monkeypatch):
-    monkeypatch.setattr(PipelineBase, "hop_s", 0.2)
+async def test_forward_only_work_ends_whatever_deadline_it_says(make_swarm):
+    swarm, plan = await begun(
+        make_swarm(forward_timeout_s=0.2).fill(replicas=2), 2, choose=lambda i, s: "a"
+    )
     for replica in ("s2a", "s2b"):  # they answer BUSY for ever
         busy = swarm.pipelines[replica].stash
         busy.charge(1)

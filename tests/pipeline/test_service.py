@@ -11,10 +11,9 @@ import torch
 from node.core.errors import OutOfResources, PeerFault
 from node.core.ids import PeerId
 from node.pipeline.events import Arrived, Computed, Direction, Key, Passed, Settled
-from node.pipeline.hops.base import PipelineBase
+from node.pipeline.hops.deadlines import STRETCH_MOST
 from node.pipeline.hops.sender import AlreadyThere
 from node.pipeline.hops.stash import Stash
-from node.pipeline.service import STRETCH_MOST, Pipeline
 from node.pipeline.settings import PipelineLimits
 from node.wire.tensors import expected_head
 from protos import pipeline_pb2 as pb
@@ -30,7 +29,7 @@ async def test_gradients_and_loss_equal_the_model_in_one_piece(make_swarm, model
     done = await swarm.run(plan)
     assert all(r.counted and r.tokens == 32 for r in done.values())
     await swarm.check(plan)
-    shape = swarm.pipelines["s0a"].shape_of(0)
+    shape = swarm.pipelines["s0a"].planned.shape_of(0)
     graph = swarm.pipelines["s0a"].math.graph_bytes[shape]
     assert (graph > 100 * 4 * 32) == (model.ends_layers > 0), "the graph of the first layers"
     assert all(not ear.events for ear in swarm.ears.values()), {
@@ -247,11 +246,11 @@ async def test_frames_that_are_ahead_of_the_plan_wait_for_it(
     for name in ("s0a", "s2a", "s3a"):
         swarm.pipelines[name].set_plan(plan)
     running = asyncio.ensure_future(swarm.run(plan, counted=True))
-    await until(lambda: len(late.changed._waiters) == 4, 5)
+    await until(lambda: len(late.changes.event._waiters) == 4, 5)
     late.set_plan(plan)
     await running
     assert "hop-turned" not in swarm.ears["s0a"].events, "who is alone at a stage is waited for"
-    one = late.cost(0) + late.shape.nbytes(4, 8)  # with its gradient
+    one = late.planned.cost(0) + late.shape.nbytes(4, 8)  # with its gradient
     most = one if stash_bytes else late.stash.limit
     assert all(0 < peaks[swarm.pipelines[f"s{s}a"].stash] <= most for s in (1, 2, 3))
     await swarm.check(plan)
@@ -267,13 +266,13 @@ def watched(pipeline):
     """List of the bytes of unnamed shares, one entry after each time the pipeline carries out
     actions."""
     seen = []
-    carry_out = pipeline.carry_out
+    carry_out = pipeline.driver.carry_out
 
     def watch(actions):
         carry_out(actions)
         seen.append(unnamed_bytes(pipeline))
 
-    pipeline.carry_out = watch
+    pipeline.driver.carry_out = watch
     return seen
 
 
@@ -301,11 +300,8 @@ async def test_a_single_place_for_shares_costs_no_honest_micro_batch(make_swarm)
     assert not any(ear.events for ear in swarm.ears.values())
 
 
-async def test_what_nobody_asks_for_is_given_back_though_nothing_else_comes(
-    make_swarm, monkeypatch
-):
-    monkeypatch.setattr(PipelineBase, "hop_s", 0.05)
-    swarm, plan = await begun(make_swarm().fill(replicas=1), 1)
+async def test_what_nobody_asks_for_is_given_back_though_nothing_else_comes(make_swarm):
+    swarm, plan = await begun(make_swarm(forward_timeout_s=0.05).fill(replicas=1), 1)
     s1a = swarm.pipelines["s1a"]
     channel = await swarm.net.transports["s0a"].channel("s1a")
     swarm.net.mute(PeerId("s2a"))
@@ -324,7 +320,9 @@ async def test_what_nobody_asks_for_is_given_back_though_nothing_else_comes(
     await call.write(pb.Frame(chunk=bytes(2048)))
     assert (await call.read()).verdict == pb.ACCEPTED
     (work,) = s1a.stash._entries.values()
-    assert work.deadline - s1a.clock.now() <= 5 * s1a.hop_s, "of three hops and the way home"
+    assert work.deadline - s1a.clock.now() <= 5 * s1a.deadlines.hop_s, (
+        "of three hops and the way home"
+    )
     await until(lambda: s1a.stash.used == 0, 10)
     assert not s1a.machine.visits
 
@@ -391,15 +389,11 @@ async def test_a_batch_that_cannot_be_computed_is_dropped_alone(make_swarm):
     assert [done[i].counted for i in range(3)] == [True, False, True]
 
 
-async def test_a_batch_whose_text_does_not_come_is_dropped_alone(make_swarm, monkeypatch):
+async def test_a_batch_whose_text_does_not_come_is_dropped_alone(make_swarm):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 3)
-    origin = swarm.pipelines["s0a"]
-    left = Pipeline.time_left
-    monkeypatch.setattr(
-        Pipeline,
-        "time_left",
-        lambda self, path: 0.2 if self is origin and path.index == 1 else left(self, path),
-    )
+    deadlines = swarm.pipelines["s0a"].deadlines
+    left = deadlines.time_left
+    deadlines.time_left = lambda path: 0.2 if path.index == 1 else left(path)
     good = swarm.fetch
 
     async def late(path):
@@ -586,15 +580,15 @@ async def test_the_time_of_a_note_counts_its_dial(make_swarm, monkeypatch):
 
 
 async def test_the_hop_timeout_stretches_with_the_plans_deadline(make_swarm):
-    swarm = await make_swarm(forward_timeout_s=2.0).fill(replicas=1, usual_s=10.0)
+    clock = VirtualClock(8.0)
+    swarm = await make_swarm(forward_timeout_s=2.0).fill(replicas=1, usual_s=10.0, clock=clock)
     pipeline = swarm.pipelines["s1a"]
     for deadline_s, hop_s in ((5.0, 2.0), (30.0, 6.0), (1e9, 2.0 * STRETCH_MOST)):
         pipeline.set_plan(swarm.plan(1, epoch=int(deadline_s), deadline_s=deadline_s))
-        assert pipeline.hop_s == pytest.approx(hop_s)
+        assert pipeline.deadlines.hop_s == pytest.approx(hop_s)
     patience = pipeline.transport.patience
     patience.woke(0.0, 4.0)
     patience.woke(4.0, 8.0)
-    pipeline.clock = VirtualClock(8.0)
     late_s = patience.slack(8.0)
     assert late_s > 3.0, "timers were late twice"
-    assert pipeline.hop_s == pytest.approx(2.0 * STRETCH_MOST + late_s)
+    assert pipeline.deadlines.hop_s == pytest.approx(2.0 * STRETCH_MOST + late_s)

@@ -67,7 +67,7 @@ class Inbound(PipelineServicer):
         pipeline = self._pipeline
         caller = pipeline.transport.caller(context)
         try:
-            async with asyncio.timeout(pipeline.hop_s):
+            async with asyncio.timeout(pipeline.deadlines.hop_s):
                 first = await context.read()
             if first is EOF:
                 return
@@ -93,22 +93,22 @@ class Inbound(PipelineServicer):
         answer, cost = await self._patient(way, caller, incoming)
         waited = pipeline.clock.now() - came
         if answer.say is Say.TAKE:
-            shape = pipeline.shape_of(claim.index)
+            shape = pipeline.planned.shape_of(claim.index)
             forward = way is Direction.FORWARD
             masked = pipeline.shape.masked and forward
             origin = claim.journey[0].peer
             loss_mask = pipeline.shape.loss_mask and forward
-            if pipeline.at_origin(claim.key):
+            if pipeline.planned.at_origin(claim.key):
                 charge = 0
             elif claim.key in pipeline.machine.visits:  # a gradient alone, or what came twice
                 charge = pipeline.shape.nbytes(shape[0], shape[1])
             else:
                 charge = cost
-            wire = pipeline.wire_of(claim.index, _sender(way, claim), way)
+            wire = pipeline.planned.wire_of(claim.index, _sender(way, claim), way)
             pipeline.stash.charge(charge, origin)
             try:
                 async with self._newest((claim.key, way, caller)):
-                    reader = await pipeline.read(
+                    reader = await pipeline.intake.read(
                         caller,
                         incoming.head,
                         shape,
@@ -122,13 +122,13 @@ class Inbound(PipelineServicer):
             answer, rest = self._look(way, caller, incoming, reader)
         match answer.say:
             case Say.TAKE | Say.AGAIN:
-                outcome = pipeline.outcome(claim.key, way)
+                outcome = pipeline.driver.outcome(claim.key, way)
                 try:
                     # Sent before the work begins: the sender counts its share at ACCEPTED, and the
                     # end of this very work may be what closes the epoch.
                     await say(context, pb.ACCEPTED, waited_s=waited)
                 finally:
-                    pipeline.carry_out(rest)
+                    pipeline.driver.carry_out(rest)
                 done, reason = await outcome
                 await say(context, pb.DONE if done else pb.REFUSED, reason)
             case other:
@@ -139,7 +139,7 @@ class Inbound(PipelineServicer):
     async def _newest(self, what: Hashable) -> AsyncIterator[None]:
         """Around the bytes of one tensor to or from one peer, within a hop's time; the oldest of
         more than ``AT_ONCE`` streams of the same ends. Raises TimeoutError."""
-        async with asyncio.timeout(self._pipeline.hop_s) as until:
+        async with asyncio.timeout(self._pipeline.deadlines.hop_s) as until:
             streams = self._open.setdefault(what, [])
             streams.append(until)
             if len(streams) > AT_ONCE and not streams[0].expired():
@@ -163,7 +163,9 @@ class Inbound(PipelineServicer):
             way, claim.journey[before].stage, caller, claim.index, reader
         ):
             return Answer(Say.REFUSED, objection), []
-        return pipeline.hold(TensorReceived(way, claim, caller), reader, incoming.head.deadline_s)
+        return pipeline.keeper.hold(
+            TensorReceived(way, claim, caller), reader, incoming.head.deadline_s
+        )
 
     async def _patient(
         self, way: Direction, caller: PeerId, incoming: Incoming
@@ -173,14 +175,16 @@ class Inbound(PipelineServicer):
         pipeline = self._pipeline
         claim = incoming.claim
         answer = Answer(Say.AWAIT_PLAN)
-        until = asyncio.get_running_loop().time() + ROOM_WAIT * pipeline.hop_s
+        until = asyncio.get_running_loop().time() + ROOM_WAIT * pipeline.deadlines.hop_s
         try:
             async with asyncio.timeout(pipeline.plan_wait_s) as patience:
                 while True:
-                    changed = pipeline.changed
-                    cost = pipeline.cost(claim.index, graph=not pipeline.at_origin(claim.key))
-                    room = pipeline.make_room(cost, claim.journey[0].peer)
-                    answer = pipeline.handle(Arrived(way, claim, caller, room))
+                    changed = pipeline.changes.event
+                    cost = pipeline.planned.cost(
+                        claim.index, graph=not pipeline.planned.at_origin(claim.key)
+                    )
+                    room = pipeline.keeper.make_room(cost, claim.journey[0].peer)
+                    answer = pipeline.driver.handle(Arrived(way, claim, caller, room))
                     if answer.say is Say.BUSY and incoming.head.patient:
                         patience.reschedule(until)
                     elif answer.say is not Say.AWAIT_PLAN:
@@ -202,7 +206,7 @@ class Inbound(PipelineServicer):
             request.position,
             tuple(request.skipped[: pipeline.shape.stages]),
         )
-        answer = pipeline.handle(asked)
+        answer = pipeline.driver.handle(asked)
         key = asked.key
         if answer.say is Say.SETTLED:
             await context.abort(grpc.StatusCode.ALREADY_EXISTS, answer.reason)
@@ -257,7 +261,7 @@ class Inbound(PipelineServicer):
         note = Lost(
             request.epoch, request.plan_hash, request.index, caller, printable(request.reason)
         )
-        return pb.LostReply(accepted=self._pipeline.handle(note).say is Say.TAKE)
+        return pb.LostReply(accepted=self._pipeline.driver.handle(note).say is Say.TAKE)
 
     async def Counted(self, request: pb.CountedNote, context: Any) -> pb.CountedReply:
         pipeline = self._pipeline
@@ -266,7 +270,7 @@ class Inbound(PipelineServicer):
         if len(request.indices) > len(plan.paths if plan else ()):
             return pb.CountedReply(accepted=False)
         answers = [
-            pipeline.handle(Counted(request.epoch, request.plan_hash, index, caller))
+            pipeline.driver.handle(Counted(request.epoch, request.plan_hash, index, caller))
             for index in request.indices
         ]
         return pb.CountedReply(accepted=all(answer.say is Say.TAKE for answer in answers))

@@ -1,6 +1,13 @@
 """The ports through which the parts of a pipeline reach the process around them."""
 
+from dataclasses import dataclass
 from typing import Any, Protocol
+
+from node.core.clock import Clock
+from node.core.ids import PeerId
+from node.core.tasks import Tasks
+from node.pipeline.device import DeviceThread
+from node.transport.port import TransportPort
 
 
 class Telemetry(Protocol):
@@ -12,3 +19,19 @@ class Telemetry(Protocol):
 
     def emit(self, kind: str, text: str, level: str = "info", **fields: Any) -> None:
         """One fact for the record."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """The process around a pipeline: other peers, the device, the time, tasks and the record."""
+
+    transport: TransportPort
+    device: DeviceThread
+    clock: Clock
+    tasks: Tasks
+    telemetry: Telemetry
+
+    @property
+    def me(self) -> PeerId:
+        """PeerId of this peer."""
+        return self.transport.peer_id

@@ -86,7 +86,7 @@ class Sender:
         self._sending.pop((key, way), None)
         work = pipeline.stash.get(key)
         if work is not None:
-            pipeline.handle(
+            pipeline.driver.handle(
                 ev.Expired(key) if work.deadline < pipeline.clock.now() else ev.Retry(key, way)
             )
 
@@ -123,7 +123,7 @@ class Sender:
             wire = work.wires.get(way, pipeline.shape.wire)
             pipeline.rounding.sent(peer, wire, work.errors.pop(way, None))
             if pipeline.machine.plan is plan:
-                pipeline.handle(ev.Passed(key, way, peer))
+                pipeline.driver.handle(ev.Passed(key, way, peer))
 
         trouble, reason = await self.stream(peer, way, messages, len(buffer), accepted)
         if pipeline.machine.plan is not plan:
@@ -132,7 +132,7 @@ class Sender:
         self._sending.pop((key, way), None)
         if trouble is None:
             self._measure(claim.journey[action.position], began)
-            pipeline.handle(ev.Settled(key, way, peer))
+            pipeline.driver.handle(ev.Settled(key, way, peer))
             return
         pipeline.telemetry.emit(
             "hop-turned",
@@ -142,7 +142,7 @@ class Sender:
             index=key.index,
             trouble=trouble.value,
         )
-        pipeline.handle(ev.Turned(key, way, peer, trouble))
+        pipeline.driver.handle(ev.Turned(key, way, peer, trouble))
 
     def _measure(self, hop: Hop, began: float) -> None:
         timing = self._pipeline.timing
@@ -175,7 +175,7 @@ class Sender:
         PeerFault."""
         transport = self._pipeline.transport
         call = None
-        async with answers(peer, self._pipeline.hop_s):
+        async with answers(peer, self._pipeline.deadlines.hop_s):
             try:
                 stub = PipelineStub(await transport.channel(peer))
                 call = getattr(stub, name)(request)
@@ -247,10 +247,10 @@ class Sender:
                 if pipeline.guard.objection(Direction.FORWARD, stage, peer, key.index, reader):
                     continue
                 work.input = reader if work.y is None and work.x is None else work.input
-                pipeline.handle(ev.Fetched(key, peer))
+                pipeline.driver.handle(ev.Fetched(key, peer))
                 return
         if pipeline.stash.get(key) is work:
-            pipeline.handle(ev.NotFetched(key, settled))
+            pipeline.driver.handle(ev.NotFetched(key, settled))
 
     async def _ask(
         self, peer: PeerId, key: Key, skipped: tuple[int, ...], plan_hash: str
@@ -260,11 +260,11 @@ class Sender:
         pipeline = self._pipeline
         if peer in pipeline.machine.suspects.gone:
             raise PeerFault(peer, "it is dead")
-        shape = pipeline.shape_of(key.index)
+        shape = pipeline.planned.shape_of(key.index)
         masked = pipeline.shape.masked
         loss_mask = pipeline.shape.loss_mask
         giver = max(at for at in range(key.position) if at not in skipped)
-        wire = pipeline.wire_of(key.index, giver, Direction.FORWARD)
+        wire = pipeline.planned.wire_of(key.index, giver, Direction.FORWARD)
         request = pb.FetchInput(
             epoch=key.epoch,
             plan_hash=plan_hash,
@@ -280,7 +280,7 @@ class Sender:
                 first = await call.read()
                 if first is EOF or first.WhichOneof("part") != "head":
                     raise WireError("no head")
-                return await pipeline.read(
+                return await pipeline.intake.read(
                     peer, first.head, shape, masked, call.read, loss_mask=loss_mask, wire=wire
                 )
         except TimeoutError as e:
