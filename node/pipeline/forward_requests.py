@@ -22,8 +22,9 @@ from node.pipeline.device import Priority
 from node.pipeline.events import Claim, Direction, Trouble
 from node.pipeline.frames import FrameReader, Incoming, frames, loose_shape
 from node.pipeline.hops.base import PipelineBase
+from node.pipeline.hops.calls import PeerCalls
 from node.pipeline.hops.inbound import say
-from node.pipeline.hops.sender import Sender
+from node.pipeline.hops.notes import Notes
 from node.pipeline.route import Delivery, Pause
 from node.pipeline.texts import IDLE_S, TextKey
 from node.pipeline.visit_buffers import COMPUTE_ERRORS, TextStep
@@ -81,9 +82,10 @@ class ForwardRequests:
     """Both sides of forward-only work. Work that is lost is an error for the peer that asked;
     nothing is resumed."""
 
-    def __init__(self, pipeline: PipelineBase, sender: Sender) -> None:
+    def __init__(self, pipeline: PipelineBase, calls: PeerCalls, notes: Notes) -> None:
         self._pipeline = pipeline
-        self._sender = sender
+        self._calls = calls
+        self._notes = notes
         self._numbers = count(1)
         self._held = self._guests = 0
         """Bytes of the stash that others' forward-only work has reserved, and the part of them that
@@ -406,7 +408,7 @@ class ForwardRequests:
                 accepted.exception()  # the sender may be gone: then nobody else looks at it
             if incoming.head.HasField("text"):
                 origin = claim.journey[0].peer
-                await self._sender.tell_text_lost(origin, claim.index, str(e))
+                await self._notes.tell_text_lost(origin, claim.index, str(e))
         finally:
             free()
 
@@ -483,7 +485,7 @@ class ForwardRequests:
                 if accepted is not None and not accepted.done():
                     accepted.set_result(None)
 
-            trouble, _ = await self._sender.stream(
+            trouble, _ = await self._calls.stream(
                 choice, Direction.FORWARD, messages, len(buffer), held
             )
             if trouble is None:

@@ -28,7 +28,9 @@ from node.pipeline.frames import FrameShape
 from node.pipeline.gradients import GradientSum
 from node.pipeline.guard import NotFinite
 from node.pipeline.hops.base import PipelineBase
+from node.pipeline.hops.fetcher import Fetcher
 from node.pipeline.hops.inbound import ROOM_WAIT, Inbound
+from node.pipeline.hops.notes import Notes
 from node.pipeline.hops.ports import Telemetry
 from node.pipeline.hops.sender import Sender
 from node.pipeline.machine import PipelineMachine
@@ -230,8 +232,26 @@ class Pipeline(PipelineBase):
             math(module, settings.wire, autocast),
             usual_s,
         )
-        self.sender = Sender(self)
-        self.forward_requests = ForwardRequests(self, self.sender)
+        self.sender = Sender(
+            self.host,
+            self.calls,
+            self.driver,
+            self.stash,
+            self.shape,
+            timing=self.timing,
+            rounding=self.rounding,
+        )
+        self.fetcher = Fetcher(
+            self.host,
+            self.calls,
+            self.driver,
+            self.stash,
+            self.planned,
+            intake=self.intake,
+            guard=self.guard,
+        )
+        self.notes = Notes(self.host, self.calls, self.machine)
+        self.forward_requests = ForwardRequests(self, self.calls, self.notes)
         self._gradients = gradients or GradientSum()
         self.origin = Origin(self)
         """Takes the ends' own micro-batches through the swarm."""
@@ -265,7 +285,7 @@ class Pipeline(PipelineBase):
             self.stash.divide(Counter(path.origin for path in plan.paths))
         self.deadlines.begin(plan)
         self._idle_seen = self.device.idle_s
-        self.sender.forget()
+        self.notes.forget()
         self.changes.notify()
 
     def reset(self, epoch: int) -> None:
@@ -284,7 +304,7 @@ class Pipeline(PipelineBase):
     def gone(self, peer: PeerId) -> None:
         """The leader reports that this member of the plan in force is dead: stop waiting for it."""
         self.driver.handle(ev.PeerDied(peer))
-        self.sender.gone(peer)
+        self.fetcher.gone(peer)
 
     async def receipts(self, epoch: int, dropped: Collection[int] = ()) -> None:
         """Before :meth:`take_gradients`: let the notes come in that say which of our shares count.
@@ -398,7 +418,7 @@ class Pipeline(PipelineBase):
                 # The hop that sent the gradient must not give this one up meanwhile.
                 self.sender.later(key, Direction.BACKWARD, ROOM_WAIT * self.deadlines.hop_s)
             case ev.Fetch():
-                self.tasks.spawn(self.sender.fetch(action), "fetch")
+                self.tasks.spawn(self.fetcher.fetch(action), "fetch")
             case ev.Commit(key):
                 self._commit(key)
             case ev.Void(key):
@@ -415,9 +435,9 @@ class Pipeline(PipelineBase):
             case ev.Failed(key, way, reason):
                 self.driver.resolve(key, way, False, reason)
             case ev.TellOrigin(key, origin, reason):
-                self.tasks.spawn(self.sender.tell_origin(key, origin, reason), "lost")
+                self.tasks.spawn(self.notes.tell_origin(key, origin, reason), "lost")
             case ev.TellCounted(index, peers):
-                self.sender.tell_counted(index, peers)
+                self.notes.tell_counted(index, peers)
             case ev.Skipped(key, stage):
                 self.telemetry.emit(
                     "hop-skipped",

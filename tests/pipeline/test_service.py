@@ -11,8 +11,8 @@ import torch
 from node.core.errors import OutOfResources, PeerFault
 from node.core.ids import PeerId
 from node.pipeline.events import Arrived, Computed, Direction, Key, Passed, Settled
+from node.pipeline.hops.calls import AlreadyThere
 from node.pipeline.hops.deadlines import STRETCH_MOST
-from node.pipeline.hops.sender import AlreadyThere
 from node.pipeline.hops.stash import Stash
 from node.pipeline.settings import PipelineLimits
 from node.wire.tensors import expected_head
@@ -143,8 +143,8 @@ async def test_a_closed_epoch_starts_no_more_micro_batches(make_swarm):
 async def test_the_last_names_are_awaited_before_gradients_are_taken(make_swarm, monkeypatch):
     monkeypatch.setattr("node.pipeline.service.RECEIPTS_S", 60.0)
     swarm = await make_swarm().fill(replicas=2)
-    sender = swarm.pipelines["s0a"].sender
-    kept = sender._tell
+    calls = swarm.pipelines["s0a"].calls
+    kept = calls.tell
     named = asyncio.Event()
 
     async def slow(*args):
@@ -152,7 +152,7 @@ async def test_the_last_names_are_awaited_before_gradients_are_taken(make_swarm,
         await kept(*args)
 
     plan = swarm.adopt(swarm.plan(4))
-    sender._tell = slow
+    calls.tell = slow
     await swarm.pipelines["s0a"].origin.run(plan.paths, swarm.fetch, swarm.results.append)
     # As in a swarm, the end of the epoch is known before the origin's last notes have arrived
     # everywhere.
@@ -164,9 +164,9 @@ async def test_the_last_names_are_awaited_before_gradients_are_taken(make_swarm,
 
 async def test_a_missing_name_is_left_uncounted_and_does_not_block(make_swarm, monkeypatch):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 2)
-    sender = swarm.pipelines["s0a"].sender
+    calls = swarm.pipelines["s0a"].calls
     asked = []
-    kept = sender._tell
+    kept = calls.tell
 
     async def mute(peer, *rest):
         asked.append(peer)
@@ -174,7 +174,7 @@ async def test_a_missing_name_is_left_uncounted_and_does_not_block(make_swarm, m
             raise PeerFault(peer, "does not hear")
         await kept(peer, *rest)
 
-    sender._tell = mute
+    calls.tell = mute
     await swarm.run(plan, counted=True)
     pipeline = swarm.pipelines["s1a"]
     await pipeline.receipts(3, dropped=(0, 1))
@@ -281,7 +281,7 @@ async def test_an_origin_that_names_nothing_holds_few_shares_and_loses_them(
 ):
     monkeypatch.setattr("node.pipeline.service.ROOM_WAIT", 0.0)
     swarm, plan = await begun(make_swarm().fill(replicas=1, places=2), 12)
-    swarm.pipelines["s0a"].sender.tell_counted = lambda index, peers: None
+    swarm.pipelines["s0a"].notes.tell_counted = lambda index, peers: None
     stages = [swarm.pipelines[f"s{s}a"] for s in (1, 2, 3)]
     seen = [watched(pipeline) for pipeline in stages]
     await swarm.run(plan, counted=True)
@@ -562,7 +562,7 @@ async def test_an_input_that_does_not_come_is_not_a_task_error(
 
     monkeypatch.setattr(pipeline.transport, "channel", channel)
     with pytest.raises(fault, match=why):
-        await pipeline.sender._ask(PeerId("s1a"), Key(3, 0, 2), (), "hash")
+        await pipeline.fetcher._ask(PeerId("s1a"), Key(3, 0, 2), (), "hash")
     await asyncio.sleep(0)
     assert "task-died" not in swarm.ears["s2a"].events
 
@@ -576,7 +576,7 @@ async def test_the_time_of_a_note_counts_its_dial(make_swarm, monkeypatch):
     monkeypatch.setattr(pipeline.transport, "channel", dial)
     async with asyncio.timeout(10):
         with pytest.raises(PeerFault, match="no answer in time"):
-            await pipeline.sender._tell(PeerId("s1a"), "Counted", pb.CountedNote())
+            await pipeline.calls.tell(PeerId("s1a"), "Counted", pb.CountedNote())
 
 
 async def test_the_hop_timeout_stretches_with_the_plans_deadline(make_swarm):

@@ -254,7 +254,7 @@ async def test_a_hop_cannot_be_made_to_call_the_text_of_another_peer_lost(make_s
             claim = Claim(0, "", index, hops, 2)
             text = pb.TextTurn(text=index)
             how = (claim, pb.GENERATE, 0.001, (1, 1, 16), output, liar.shape)
-            await liar.sender.stream(
+            await liar.calls.stream(
                 PeerId("s2a"), Direction.FORWARD, frames(*how, text=text), 64, lambda seconds: None
             )
         async with asyncio.timeout(60):

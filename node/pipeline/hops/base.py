@@ -9,13 +9,14 @@ from node.pipeline.device import DeviceThread
 from node.pipeline.events import Action
 from node.pipeline.frames import FrameShape
 from node.pipeline.guard import Guard
+from node.pipeline.hops.calls import PeerCalls
 from node.pipeline.hops.changes import Changes
 from node.pipeline.hops.deadlines import Deadlines
 from node.pipeline.hops.driver import MachineDriver
 from node.pipeline.hops.intake import FrameIntake
 from node.pipeline.hops.keeper import StashKeeper
 from node.pipeline.hops.planned import PlannedWork
-from node.pipeline.hops.ports import Telemetry
+from node.pipeline.hops.ports import Host, Telemetry
 from node.pipeline.hops.stash import Stash
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.rounding import SentRounding
@@ -71,6 +72,8 @@ class PipelineBase(ABC):
         self.deadlines = Deadlines(clock, transport.patience, settings.forward_timeout_s, usual_s)
         self.keeper = StashKeeper(self.stash, self.driver, self.planned, self.deadlines, clock)
         self.intake = FrameIntake(transport, shape, math)
+        self.host = Host(transport, device, clock, self.tasks, telemetry)
+        self.calls = PeerCalls(self.host, self.deadlines)
 
     @abstractmethod
     def _carry_out(self, action: Action) -> None:
