@@ -23,8 +23,8 @@ from node.pipeline.events import Claim, Direction, Trouble
 from node.pipeline.frames import FrameReader, Incoming, frames, loose_shape
 from node.pipeline.hops.base import PipelineBase
 from node.pipeline.hops.calls import PeerCalls
-from node.pipeline.hops.inbound import say
 from node.pipeline.hops.notes import Notes
+from node.pipeline.hops.receipts import say
 from node.pipeline.route import Delivery, Pause
 from node.pipeline.texts import IDLE_S, TextKey
 from node.pipeline.visit_buffers import COMPUTE_ERRORS, TextStep

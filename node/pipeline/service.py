@@ -27,12 +27,16 @@ from node.pipeline.forward_requests import ForwardRequests
 from node.pipeline.frames import FrameShape
 from node.pipeline.gradients import GradientSum
 from node.pipeline.guard import NotFinite
+from node.pipeline.hops.admission import ROOM_WAIT, Admission
+from node.pipeline.hops.arrivals import Arrivals
 from node.pipeline.hops.base import PipelineBase
 from node.pipeline.hops.fetcher import Fetcher
-from node.pipeline.hops.inbound import ROOM_WAIT, Inbound
+from node.pipeline.hops.giver import Giver
+from node.pipeline.hops.inbound import Inbound
 from node.pipeline.hops.notes import Notes
 from node.pipeline.hops.ports import Telemetry
 from node.pipeline.hops.sender import Sender
+from node.pipeline.hops.streams import OpenStreams
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.route import fewest_hops
 from node.pipeline.settings import PipelineLimits, PipelineSettings
@@ -211,7 +215,6 @@ class Pipeline(PipelineBase):
             limits,
             telemetry,
             clock or SystemClock(),
-            plan_wait_s,
             FrameShape(
                 settings.micro_batch,
                 model.seq_len,
@@ -260,12 +263,35 @@ class Pipeline(PipelineBase):
         """Tokens of each micro-batch of the plan that counts here."""
         self._sliced = 0
         self.math.pausing(device.breathe)
-        requests = self.forward_requests
-        self.inbound = Inbound(self, requests.receive, requests.lost)
-        add_PipelineServicer_to_server(
-            self.inbound,
-            transport.server,
+        streams = OpenStreams(self.deadlines)
+        admission = Admission(
+            self.driver,
+            self.planned,
+            self.keeper,
+            self.deadlines,
+            self.changes,
+            plan_wait_s=plan_wait_s,
         )
+        arrivals = Arrivals(
+            self.clock,
+            self.driver,
+            self.planned,
+            admission,
+            self.intake,
+            stash=self.stash,
+            keeper=self.keeper,
+            streams=streams,
+        )
+        inbound = Inbound(
+            transport,
+            self.driver,
+            self.deadlines,
+            self.shape,
+            arrivals,
+            giver=Giver(transport, self.driver, self.stash, self.shape, streams),
+            forward_only=self.forward_requests,
+        )
+        add_PipelineServicer_to_server(inbound, transport.server)
 
     # Calls by training
     # ------------------------------------------------------------

@@ -143,7 +143,7 @@ async def test_a_hop_that_knows_no_texts_gets_whole_passes(make_swarm, monkeypat
         incoming.head.ClearField("text")
         await real(way, caller, incoming, context)
 
-    writer.swarm.pipelines["s2a"].inbound._forward_only = receive
+    old.receive = receive
     assert await writer.write(5) == wanted
 
 
@@ -230,10 +230,10 @@ async def test_a_hop_cannot_be_made_to_call_the_text_of_another_peer_lost(make_s
     writer = await writing(make_swarm)
     wanted = writer.alone(1)
     stages = writer.swarm.pipelines
-    inbound = writer.pipeline.inbound
+    requests = writer.pipeline.forward_requests
     heard = []
     all_told = asyncio.Event()
-    real = inbound._text_lost
+    real = requests.lost
 
     def lost(caller, note):
         heard.append(real(caller, note))
@@ -241,7 +241,7 @@ async def test_a_hop_cannot_be_made_to_call_the_text_of_another_peer_lost(make_s
             all_told.set()
         return heard[-1]
 
-    inbound._text_lost = lost
+    requests.lost = lost
     gate = threading.Event()
     holding = await held(stages["s3a"].device, gate)
     try:

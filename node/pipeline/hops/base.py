@@ -38,7 +38,6 @@ class PipelineBase(ABC):
         limits: PipelineLimits,
         telemetry: Telemetry,
         clock: Clock,
-        plan_wait_s: float,
         shape: FrameShape,
         machine: PipelineMachine,
         stage: int,
@@ -52,7 +51,6 @@ class PipelineBase(ABC):
         self.limits = limits
         self.telemetry = telemetry
         self.clock = clock
-        self.plan_wait_s = plan_wait_s
         self.shape = shape
         self.machine = machine
         self.stage = stage
@@ -70,7 +68,9 @@ class PipelineBase(ABC):
         self.driver = MachineDriver(machine, clock, self._carry_out)
         self.planned = PlannedWork(self.me, machine, shape, math)
         self.deadlines = Deadlines(clock, transport.patience, settings.forward_timeout_s, usual_s)
-        self.keeper = StashKeeper(self.stash, self.driver, self.planned, self.deadlines, clock)
+        self.keeper = StashKeeper(
+            self.stash, self.driver, self.planned, self.deadlines, self.guard, clock=clock
+        )
         self.intake = FrameIntake(transport, shape, math)
         self.host = Host(transport, device, clock, self.tasks, telemetry)
         self.calls = PeerCalls(self.host, self.deadlines)

@@ -6,6 +6,7 @@ from node.core.clock import Clock
 from node.core.ids import PeerId
 from node.pipeline.events import Action, Answer, Direction, Expired, Key, Say, TensorReceived
 from node.pipeline.frames import FrameReader
+from node.pipeline.guard import Guard
 from node.pipeline.hops.deadlines import Deadlines
 from node.pipeline.hops.driver import MachineDriver
 from node.pipeline.hops.planned import PlannedWork
@@ -22,22 +23,27 @@ class StashKeeper:
         driver: MachineDriver,
         planned: PlannedWork,
         deadlines: Deadlines,
+        guard: Guard,
+        *,
         clock: Clock,
     ) -> None:
         self._stash = stash
         self._driver = driver
         self._planned = planned
         self._deadlines = deadlines
+        self._guard = guard
         self._clock = clock
         self._sweeping: asyncio.TimerHandle | None = None
 
-    def hold(
-        self, event: TensorReceived, reader: FrameReader, deadline_s: float
+    def take(
+        self, event: TensorReceived, stage: int, reader: FrameReader, deadline_s: float
     ) -> tuple[Answer, list[Action]]:
-        """Put a whole tensor into the stash. Returns the answer, and the actions to carry out after
-        the answer was sent."""
-        answer, rest = self._driver.ask(event)
+        """Put a whole tensor into the stash unless its numbers are unfit. ``stage``: its sender's.
+        Returns the answer, and the actions to carry out after the answer was sent."""
         key = event.claim.key
+        if objection := self._guard.objection(event.way, stage, event.caller, key.index, reader):
+            return Answer(Say.REFUSED, objection), []
+        answer, rest = self._driver.ask(event)
         if answer.say is Say.TAKE:
             planned = self._planned
             stash = self._stash
