@@ -23,7 +23,12 @@ from node.model.settings import ModelSettings
 from node.pipeline import events as ev
 from node.pipeline.device import DeviceThread, Priority
 from node.pipeline.events import Direction, Key, MicroBatchDone
-from node.pipeline.forward_requests import ForwardRequests
+from node.pipeline.forward_only.jobs import ForwardJobs
+from node.pipeline.forward_only.onward import Onward
+from node.pipeline.forward_only.quota import ForwardQuota
+from node.pipeline.forward_only.reading import ForwardReading
+from node.pipeline.forward_only.requests import ForwardRequests
+from node.pipeline.forward_only.visits import ForwardVisits
 from node.pipeline.frames import FrameShape
 from node.pipeline.gradients import GradientSum
 from node.pipeline.guard import NotFinite
@@ -39,7 +44,8 @@ from node.pipeline.hops.sender import Sender
 from node.pipeline.hops.streams import OpenStreams
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.route import fewest_hops
-from node.pipeline.settings import PipelineLimits, PipelineSettings
+from node.pipeline.settings import TEXTS, PipelineLimits, PipelineSettings
+from node.pipeline.texts import TextTable
 from node.pipeline.visit_buffers import COMPUTE_ERRORS, Autocast, StageMath, VisitBuffers
 from node.transport.port import TransportPort
 from protos import pipeline_pb2 as pb
@@ -254,7 +260,30 @@ class Pipeline(PipelineBase):
             guard=self.guard,
         )
         self.notes = Notes(self.host, self.calls, self.machine)
-        self.forward_requests = ForwardRequests(self, self.calls, self.notes)
+        texts = TextTable(limits.text_bytes or TEXTS, self.math.text_bytes)
+        self.forward_jobs = ForwardJobs(self.host, self.math, self.shape, texts)
+        reading = ForwardReading(self.intake, self.guard, self.deadlines, self.shape)
+        onward = Onward(self.clock, self.calls, self.machine, self.shape, self.timing)
+        visits = ForwardVisits(
+            self.host,
+            self.shape,
+            self.deadlines,
+            self.forward_jobs,
+            ForwardQuota(self.machine, self.stash, self.keeper),
+            reading=reading,
+            onward=onward,
+            notes=self.notes,
+        )
+        self.forward_requests = ForwardRequests(
+            Hop(stage, self.me),
+            self.machine,
+            self.shape,
+            self.deadlines,
+            self.forward_jobs,
+            reading=reading,
+            onward=onward,
+            visits=visits,
+        )
         self._gradients = gradients or GradientSum()
         self.origin = Origin(self)
         """Takes the ends' own micro-batches through the swarm."""
@@ -292,6 +321,11 @@ class Pipeline(PipelineBase):
             forward_only=self.forward_requests,
         )
         add_PipelineServicer_to_server(inbound, transport.server)
+
+    @property
+    def texts(self) -> TextTable:
+        """Texts with their keys and values kept here."""
+        return self.forward_jobs.texts
 
     # Calls by training
     # ------------------------------------------------------------
@@ -402,13 +436,13 @@ class Pipeline(PipelineBase):
         """(loss sum in nats, tokens) of one batch [B, T] through ``hops``, no gradients. Raises
         PeerFault, and ValueError for an impossible path or batch."""
         back = await self.forward_requests.go(pb.EVALUATE, tuple(hops), tokens, ends_of(targets))
-        return await self.forward_requests.compute(partial(self.math.loss_only, back, targets))
+        return await self.forward_jobs.compute(partial(self.math.loss_only, back, targets))
 
     async def logits(self, hops: Sequence[Hop], tokens: Tensor) -> Tensor:
         """Logits [B, V] after the last of ``tokens`` [B, T], fp32 on the CPU. Raises as
         :meth:`evaluate`."""
         back = await self.forward_requests.go(pb.GENERATE, tuple(hops), tokens)
-        return await self.forward_requests.compute(partial(self.math.logits_only, back))
+        return await self.forward_jobs.compute(partial(self.math.logits_only, back))
 
     async def text_logits(
         self, hops: Sequence[Hop], text: int, past: int, tokens: Tensor

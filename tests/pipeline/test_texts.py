@@ -81,7 +81,7 @@ def watch_lengths(writer: Writer) -> list[int]:
         seen.extend(step.count for step in steps)
         return real(steps)
 
-    writer.swarm.pipelines["s1a"].forward_requests._steps._compute = extend
+    writer.swarm.pipelines["s1a"].forward_jobs._steps._compute = extend
     return seen
 
 
@@ -180,15 +180,15 @@ async def test_the_next_tokens_may_come_before_the_last_ones_are_passed_on(make_
     """A hop that hears late that its output was taken is ready for the text's next tokens all the
     same."""
     writer = await writing(make_swarm)
-    requests = writer.swarm.pipelines["s1a"].forward_requests
-    real = requests._pass_on
+    onward = writer.swarm.pipelines["s1a"].forward_requests._onward
+    real = onward.pass_on
     late = asyncio.Event()
 
     async def pass_on(*how, **more):
         await real(*how, **more)
         await late.wait()
 
-    requests._pass_on = pass_on
+    onward.pass_on = pass_on
     wanted = writer.alone(3)
     assert await writer.write(3) == wanted
     assert writer.session.begun == 1

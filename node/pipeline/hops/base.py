@@ -20,8 +20,7 @@ from node.pipeline.hops.ports import Host, Telemetry
 from node.pipeline.hops.stash import Stash
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.rounding import SentRounding
-from node.pipeline.settings import STASH, TEXTS, PipelineLimits, PipelineSettings
-from node.pipeline.texts import TextTable
+from node.pipeline.settings import STASH, PipelineLimits, PipelineSettings
 from node.pipeline.timing import Timing
 from node.pipeline.visit_buffers import StageMath
 from node.transport.port import TransportPort
@@ -55,8 +54,6 @@ class PipelineBase(ABC):
         self.machine = machine
         self.stage = stage
         self.math = math
-        self.texts = TextTable(limits.text_bytes or TEXTS, math.text_bytes)
-        """Texts with their keys and values kept here."""
         self.guard = Guard(transport, telemetry.emit, settings.watch)
         self.changes = Changes()
         self.stash = Stash(limits.stash_bytes or STASH, self.changes.notify)
