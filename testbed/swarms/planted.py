@@ -130,7 +130,7 @@ def _pipeline(peer: SimPeer) -> Any:
 
 def _keeps_gradients(peer: SimPeer) -> None:
     """Gradients summed under another plan are not forgotten."""
-    _pipeline(peer)._gradients.reset = lambda: None
+    _pipeline(peer).shares._gradients.reset = lambda: None
 
 
 def _leaves_one_out(peer: SimPeer) -> None:
@@ -180,7 +180,7 @@ def _saves_too_late(peer: SimPeer) -> None:
 
 def _counts_for_all(peer: SimPeer) -> None:
     """An origin's message that one micro-batch counts is taken for a message about all of them."""
-    driver = _pipeline(peer).driver
+    driver = _pipeline(peer).hops.driver
     true = driver.handle
 
     def handle(event: Any) -> Any:

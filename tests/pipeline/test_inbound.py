@@ -147,7 +147,7 @@ ROOM_WAIT = "node.pipeline.hops.admission.ROOM_WAIT"
 
 
 async def without_room(make_swarm, plan_wait_s):
-    """A swarm in which the stash of s1a is full, and the messages of a patient frame to s1a."""
+    """A swarm in which the stash of s1a is full, a patient frame to s1a, and the plan."""
     swarm, plan = await begun(make_swarm().fill(replicas=1, plan_wait_s=plan_wait_s), 2)
     stash = swarm.pipelines["s1a"].stash
     stash.charge(stash.limit)
@@ -211,9 +211,9 @@ async def test_only_next_stage_replicas_fetch_before_the_gradient(swarm, plan):
 
 def giving(pipeline, hop_s=5.0):
     """Another giver of the outputs of `pipeline`, with `hop_s` for each, and its streams."""
-    deadlines = Deadlines(pipeline.clock, pipeline.transport.patience, hop_s)
+    deadlines = Deadlines(pipeline.clock, pipeline.host.transport.patience, hop_s)
     streams = OpenStreams(deadlines)
-    parts = (pipeline.transport, pipeline.driver, pipeline.stash, pipeline.shape, streams)
+    parts = (pipeline.host.transport, pipeline.hops.driver, pipeline.stash, pipeline.shape, streams)
     return Giver(*parts), streams
 
 
@@ -227,7 +227,7 @@ async def test_an_input_is_sent_whole_though_it_is_freed_meanwhile(swarm, plan):
 
     def read(frame):
         sent.append(frame)
-        s1a.driver.carry_out([FreeGraph(key)])
+        s1a.hops.driver.carry_out([FreeGraph(key)])
 
     wanted = pb.FetchInput(epoch=3, plan_hash=plan.hash, index=0, position=2)
     giver, _ = giving(s1a)
@@ -338,7 +338,7 @@ async def test_of_one_tensor_from_one_peer_two_streams_are_read(swarm, plan, way
         calls.append(getattr(stub, way)(timeout=60))
         await calls[-1].write(pb.Frame(head=head(plan)))
         await calls[-1].write(pb.Frame(chunk=bytes(1024)))
-        await until(lambda: s1a.stash.used == min(2, len(calls)) * s1a.planned.cost(0), 10)
+        await until(lambda: s1a.stash.used == min(2, len(calls)) * s1a.hops.planned.cost(0), 10)
     for call in calls[:3]:
         assert [r.verdict async for r in call] == [pb.REFUSED]
     for call in calls[3:]:

@@ -39,7 +39,7 @@ class Writer:
         self.swarm = swarm
         self.pipeline = swarm.pipelines["s0a"]
         self.plan = self.pipeline.machine.plan
-        transport = self.pipeline.transport
+        transport = self.pipeline.host.transport
         settings = self.pipeline.settings
         self.router = ForwardRouter(transport, settings, lambda: self.plan)
         self.session = TextSession(self.pipeline, self.router, version)
@@ -122,7 +122,7 @@ async def test_a_dropped_cache_is_computed_again_at_once(make_swarm, stage):
     wanted = writer.alone(6)
     await writer.write(3)
     pipeline = writer.swarm.pipelines[stage]
-    await pipeline.device.run(pipeline.math._forget_texts)
+    await pipeline.host.device.run(pipeline.math._forget_texts)
     assert await writer.write(3) == wanted
     assert writer.session.begun == 2
 
@@ -243,7 +243,7 @@ async def test_a_hop_cannot_be_made_to_call_the_text_of_another_peer_lost(make_s
 
     requests.lost = lost
     gate = threading.Event()
-    holding = await held(stages["s3a"].device, gate)
+    holding = await held(stages["s3a"].host.device, gate)
     try:
         task = asyncio.ensure_future(writer.write(1))
         journey = [(0, "s0a"), (1, "s3a"), (2, "s2a"), (3, "s1a"), (0, "s0a")]
@@ -254,7 +254,7 @@ async def test_a_hop_cannot_be_made_to_call_the_text_of_another_peer_lost(make_s
             claim = Claim(0, "", index, hops, 2)
             text = pb.TextTurn(text=index)
             how = (claim, pb.GENERATE, 0.001, (1, 1, 16), output, liar.shape)
-            await liar.calls.stream(
+            await liar.hops.calls.stream(
                 PeerId("s2a"), Direction.FORWARD, frames(*how, text=text), 64, lambda seconds: None
             )
         async with asyncio.timeout(60):

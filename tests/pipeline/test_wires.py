@@ -93,7 +93,7 @@ async def test_a_replica_gets_the_same_bytes_as_the_one_that_died(make_swarm, ev
     swarm = make_swarm(wire="fp32")
     await swarm.fill(replicas=2)
     for name, pipeline in swarm.pipelines.items():
-        watching(name, pipeline.guard)
+        watching(name, pipeline.hops.guard)
     plan = swarm.plan(6)
     dying = [link for link in links(plan.paths) if "s2a" in link]
     plan = swarm.adopt(coarse(plan, "int4", *dying))
@@ -113,7 +113,7 @@ async def test_a_sender_of_another_format_than_the_plans_is_at_fault(make_swarm)
     swarm = make_swarm(wire="bf16")
     await swarm.fill(replicas=2)
     plan = swarm.adopt(coarse(swarm.plan(4), "int4"))
-    swarm.pipelines["s2a"].planned.wires_of = lambda key: dict.fromkeys(Direction, "int8")
+    swarm.pipelines["s2a"].hops.planned.wires_of = lambda key: dict.fromkeys(Direction, "int8")
     await swarm.run(plan, counted=True)
     faults = [(peer, why) for t in swarm.net.transports.values() for peer, why, _ in t.faults]
     assert {peer for peer, _ in faults} == {"s2a"}

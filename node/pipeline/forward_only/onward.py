@@ -85,7 +85,7 @@ class Onward:
 
             def held(seconds: float | None, peer: PeerId = choice) -> None:
                 if len(buffer) == self._shape.nbytes(self._shape.sequences, self._shape.length):
-                    self._timing.sent(peer, seconds, clock.now())
+                    self._timing.sent(peer, seconds, self._clock.now())
                 if accepted is not None and not accepted.done():
                     accepted.set_result(None)
 

@@ -30,9 +30,9 @@ class ForwardQuota:
         """Bytes reserved for guests, by the guest or member that brought the work."""
 
     def guest(self, caller: PeerId, origin: PeerId) -> PeerId | None:
-        """The peer on whose account work of ``origin`` from ``caller`` is a guest's; None if both
-        are members of the plan. Each hop before this one has checked that the work came from the
-        peer that the journey names."""
+        """``caller`` if it or ``origin`` is no member of the plan, else None: work of members is
+        nobody's guest. Each hop before this one has checked that the work came from the peer that
+        the journey names."""
         plan = self._machine.plan
         members = {m.peer for m in plan.members} if plan is not None else set[PeerId]()
         return None if {caller, origin} <= members else caller

@@ -152,7 +152,7 @@ class ForwardRequests:
         return next(self._numbers)
 
     def _claim(self, index: int, hops: tuple[Hop, ...]) -> Claim:
-        """The claim of a frame to the first of ``hops``, whose last one sends the result home."""
+        """The claim of a frame to the first of ``hops``; the last hop sends the result home."""
         me = Hop(ENDS, self._here.peer)
         return Claim(0, "", index, (me, *hops, me), 1)
 

@@ -33,17 +33,8 @@ class MachineDriver:
             Answer(Say.REFUSED, "no answer"),
         )
 
-    def ask(self, event: Event) -> tuple[Answer, list[Action]]:
-        """Give the machine an event that it answers first. Returns the answer, and the actions to
-        carry out after the answer was sent."""
-        answer, *rest = self.machine.handle(event, self._clock.now())
-        if not isinstance(answer, Answer):
-            answer = Answer(Say.REFUSED, "no answer")
-        return answer, rest
-
     def carry_out(self, actions: Iterable[Action]) -> None:
-        """Carry out the machine's decisions, except for answers, which :meth:`ask` leaves to its
-        caller."""
+        """Carry out the machine's decisions, except for answers, which are their caller's."""
         for action in actions:
             self._act(action)
 

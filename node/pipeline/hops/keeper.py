@@ -43,7 +43,9 @@ class StashKeeper:
         key = event.claim.key
         if objection := self._guard.objection(event.way, stage, event.caller, key.index, reader):
             return Answer(Say.REFUSED, objection), []
-        answer, rest = self._driver.ask(event)
+        answer, *rest = self._driver.machine.handle(event, self._clock.now())
+        if not isinstance(answer, Answer):
+            answer = Answer(Say.REFUSED, "no answer")
         if answer.say is Say.TAKE:
             planned = self._planned
             stash = self._stash

@@ -1,4 +1,4 @@
-"""Notes to origins about lost work, and from an origin to the hops whose shares count."""
+"""Notes to origins about lost work, and notes of an origin about the shares that count."""
 
 import asyncio
 

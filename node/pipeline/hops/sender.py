@@ -22,7 +22,7 @@ some."""
 
 class Sender:
     """The attempts to send: one for each visit and direction is under way at a time. Measures the
-    links as it sends: times in ``timing``, errors of the number formats in ``rounding``."""
+    links as it sends."""
 
     def __init__(
         self,
@@ -31,17 +31,16 @@ class Sender:
         driver: MachineDriver,
         stash: Stash,
         shape: FrameShape,
-        *,
-        timing: Timing,
-        rounding: SentRounding,
     ) -> None:
         self._host = host
         self._calls = calls
         self._driver = driver
         self._stash = stash
         self._shape = shape
-        self._timing = timing
-        self._rounding = rounding
+        self.timing = Timing()
+        """Measured times of device work and of connections."""
+        self.rounding = SentRounding()
+        """Measured errors of the tensors that were sent, by peer."""
         self._sending: dict[tuple[Key, Direction], asyncio.Task[None] | asyncio.TimerHandle] = {}
 
     def send(self, action: ev.Send) -> None:
@@ -100,11 +99,11 @@ class Sender:
         whole = self._shape.nbytes(work.shape[0], work.shape[1]) / max(1, len(buffer))
 
         def accepted(seconds: float | None) -> None:
-            self._timing.sent(peer, seconds, clock.now(), whole)
+            self.timing.sent(peer, seconds, self._host.clock.now(), whole)
             wire = work.wires.get(way, self._shape.wire)
-            self._rounding.sent(peer, wire, work.errors.pop(way, None))
-            if machine.plan is plan:
-                driver.handle(ev.Passed(key, way, peer))
+            self.rounding.sent(peer, wire, work.errors.pop(way, None))
+            if self._driver.machine.plan is plan:
+                self._driver.handle(ev.Passed(key, way, peer))
 
         trouble, reason = await self._calls.stream(peer, way, messages, len(buffer), accepted)
         if machine.plan is not plan:
@@ -126,7 +125,7 @@ class Sender:
         driver.handle(ev.Turned(key, way, peer, trouble))
 
     def _measure(self, hop: Hop, began: float) -> None:
-        timing = self._timing
+        timing = self.timing
         machine = self._driver.machine
         timing.observe(hop.peer, began, self._host.clock.now())
         siblings = machine.replicas(hop.stage)
