@@ -515,6 +515,7 @@ class Daemon(Node):
             kept = await keep(a, self.journal, always=self._is_last_keeper())
             await self._archive_last()
             await _close_services(a)
+            self.view.tally.gave_up(a)
         self.assembled = None
         await asyncio.to_thread(stop_all, self.children)
         self.children.clear()

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -18,7 +19,7 @@ from node.app.capacity import PROCESS, stage_demands
 from node.app.node import Node
 from node.app.progress import Progress
 from node.control.causes import STALL_S, Cause, Situation, cause
-from node.control.text import doing
+from node.control.text import ABSENT, doing
 from node.control.words import lasting
 from node.coordinator.presence import LEAVING
 from node.coordinator.service import Training
@@ -73,6 +74,12 @@ class Tally:
         self.cpu_began = -1.0
         self.forecast_s = self.last_said_s = self.last_took_s = 0.0
         self.progress = Progress()
+        self.held = 0
+        """Epoch of the parameters that this peer gave up with its last stage."""
+        self.worked = 0
+        """Micro-batches at stages that this peer has given up since its daemon started."""
+        self.last_work = 0.0
+        """Monotonic second of the last work at such a stage."""
         self._cell: CellId | None = None
         self._epoch = -1
         self._at = 0.0
@@ -82,6 +89,15 @@ class Tally:
         if not self._at:
             return 0.0
         return max(0.0, self._at + self.forecast_s - now)
+
+    def gave_up(self, a: Assembled) -> None:
+        """This peer gives its stage up for a pause: keep what it has counted there. The speed is
+        measured anew afterwards."""
+        self.progress.restart()
+        self.held = max(0, a.stage.version.epoch)
+        if a.meter.micro_batches:
+            self.worked += a.meter.micro_batches
+            self.last_work = a.meter.last_work
 
     def planned(self, plan: Plan, now: float) -> float:
         """Take over the report of a new plan on the epoch before it. Returns the seconds that this
@@ -230,12 +246,16 @@ class SnapshotBuilder:
             paused_by_run=d.availability.paused_by_run,
         )
         s.MergeFrom(t.shown)
+        if t.worked:
+            s.micro_batches = t.worked
+            s.last_work_s = max(0.0, time.monotonic() - t.last_work)
         if d.place is not None:
             s.stage = d.place
             s.placed = True
         if manifest is not None:
-            left_s, s.left_over_s = t.progress.left(manifest.training.epochs, time.monotonic())
-            s.left_s = left_s
+            if d.state not in ABSENT:
+                left_s, s.left_over_s = t.progress.left(manifest.training.epochs, time.monotonic())
+                s.left_s = left_s
             s.warmup = manifest.optimizer.warmup
         if d.assembled is not None and manifest is not None:
             s.MergeFrom(self._work(d.assembled, manifest))
@@ -326,7 +346,7 @@ class SnapshotBuilder:
                 )
                 for peer, sent in a.pipeline.rounding.peers().items()
             ],
-            micro_batches=a.meter.micro_batches,
+            micro_batches=self.tally.worked + a.meter.micro_batches,
             last_work_s=max(0.0, time.monotonic() - a.meter.last_work),
             time_s=d.metrics.totals(),
             round=pb.RoundLine(
@@ -553,17 +573,28 @@ class SnapshotBuilder:
     def _swarm(self, m: Manifest | None) -> ask.SwarmLine | None:
         if m is None:
             return None
-        epoch = 0
-        if self._d.assembled:
-            epoch = max(0, self._d.assembled.stage.version.epoch)
         return ask.SwarmLine(
             name=m.swarm.name,
             run_id=m.run_id,
-            epoch=epoch,
+            epoch=self._run_epoch(m),
             epochs=m.training.epochs,
             loss=self.tally.shown.loss,
             stages=m.pipeline.stages,
         )
+
+    def _run_epoch(self, m: Manifest) -> int:
+        """Epoch of the run. A peer without parameters goes by the records of others that have some,
+        the middle one of them, so that a single record decides nothing; where none is in sight, by
+        the parameters that it had."""
+        d = self._d
+        if d.assembled is not None and d.assembled.stage.version.epoch > 0:
+            return d.assembled.stage.version.epoch
+        told = list[int]()
+        if d.presence is not None:
+            told = [e.body.epoch for e in d.presence.view.others.values() if e.body.epoch > 0]
+        if not told:
+            return self.tally.held
+        return min(median_high(told), m.training.epochs)
 
     # ----------------------------------------------------------- history
 

@@ -25,6 +25,7 @@ from node.control.words import (
     count,
     lasting,
     milliseconds,
+    plural,
     several,
     span,
     stacked,
@@ -198,8 +199,10 @@ def _my_work(s: Snapshot) -> str:
 def _counted(s: Snapshot) -> str:
     if not (s.tokens or s.micro_batches):
         return ""
-    here = f"{count(s.micro_batches)} micro-batches here"
-    said = f"{here}, {count(s.tokens)} tokens by the swarm"
+    said = f"{count(s.tokens)} tokens by the swarm"
+    if s.micro_batches:
+        done = plural(s.micro_batches, "micro-batch")
+        said = f"{count(s.micro_batches)} {done} here, {said}"
     if s.tokens_per_s:
         said += f"   {count(s.tokens_per_s)} tok/s"
     return said
@@ -329,7 +332,8 @@ def doing(s: Snapshot) -> tuple[str, str]:
     said = [_progress(s), done_words(s)]
     if warmup_words(s):
         said.append(f"warm-up until epoch {s.warmup}")
-    said.append(f"{count(s.micro_batches)} micro-batches at {place}")
+    done = plural(s.micro_batches, "micro-batch")
+    said.append(f"{count(s.micro_batches)} {done} at {place}")
     if s.micro_batches:
         said.append(f"last work {span(s.last_work_s)} ago")
     if s.tokens_per_s:
@@ -609,10 +613,17 @@ def peer_cells(
         Text(path or "-"),
         Text(milliseconds(p.rtt_s)),
         Text(speed),
-        Text(str(p.epoch)),
+        Text(epoch_words(p)),
         Text(up),
         Text(clean(p.version, 8)),
     )
+
+
+def epoch_words(p: PeerLine) -> str:
+    """The epoch that a peer holds; "-" for a peer that holds none."""
+    if not p.epoch and p.state in ABSENT:
+        return "-"
+    return str(p.epoch)
 
 
 def _place(p: PeerLine, stages: int) -> str:
@@ -1034,8 +1045,17 @@ def _headline(s: Snapshot) -> Text:
     return head.append(" " * max(3, 80 - head.cell_len - len(right))).append(right, "dim")
 
 
+def run_epoch(s: Snapshot) -> int:
+    """Epoch of the run: the one held here, or the one that this peer hears of while it holds no
+    parameters."""
+    return s.epoch or s.swarm.epoch
+
+
 def _progress(s: Snapshot) -> str:
-    text = f"epoch {s.epoch}"
+    epoch = run_epoch(s)
+    if not epoch and s.state in ABSENT:
+        return "".join(["epoch not known yet", *(f"  {words}" for words in loss_words(s))])
+    text = f"epoch {epoch}"
     if s.swarm.epochs:
         text += f"/{s.swarm.epochs}"
     return text + "".join(f"  {words}" for words in loss_words(s))
@@ -1063,11 +1083,15 @@ def _before(loss: float, before: float) -> str:
 
 
 def done_words(s: Snapshot) -> str:
-    """The share of the run that is done, and how long the rest takes at the speed so far."""
+    """The share of the run that is done, and how long the rest takes at the speed so far. A peer
+    that does not train knows no speed."""
     epochs = s.swarm.epochs
-    if not epochs or s.epoch >= epochs or s.state in ("starting", "choosing", "joining"):
+    epoch = run_epoch(s)
+    if not epochs or epoch >= epochs:
         return ""
-    share = f"{100 * s.epoch // epochs} %"
+    share = f"{100 * epoch // epochs} %"
+    if s.state in ABSENT:
+        return f"{share} of the run" if epoch else ""
     if not s.left_s:
         return f"{share}, the time left is not known yet"
     over_s = s.left_over_s
@@ -1077,8 +1101,9 @@ def done_words(s: Snapshot) -> str:
 
 
 def warmup_words(s: Snapshot) -> str:
-    """A sentence while the learning rate still rises, for the loss may rise with it."""
-    if not s.warmup or s.epoch >= s.warmup or not s.swarm.epochs:
+    """A sentence while this peer trains and the learning rate still rises, for the loss may rise
+    with it."""
+    if not s.warmup or s.epoch >= s.warmup or not s.swarm.epochs or s.state in ABSENT:
         return ""
     return f"epoch {s.epoch} of {s.warmup}: the learning rate rises, and the loss may too"
 

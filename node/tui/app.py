@@ -20,6 +20,7 @@ from textual.widgets import DataTable, Footer, RichLog, Static
 from node.control.client import ControlClient
 from node.control.commands import local_time
 from node.control.text import (
+    ABSENT,
     TITLES,
     by_trouble,
     cover_words,
@@ -28,11 +29,12 @@ from node.control.text import (
     loss_words,
     paths_words,
     peer_cells,
+    run_epoch,
     state_words,
     time_bar,
     warmup_words,
 )
-from node.control.words import chart, clean, count, several, span
+from node.control.words import chart, clean, count, plural, several, span
 from node.core import interrupts
 from node.core.errors import ExitCode, LocalFault
 from node.core.ids import ENDS, PeerId, named, short_cell
@@ -333,13 +335,13 @@ def node_lines(s: Snapshot, width: int) -> list[Text]:
     replicas = ""
     if s.replicas:
         replicas = f"  {several(s.replicas, 'replica')}"
-    last = ""
+    work = "no micro-batch yet"
     if s.micro_batches:
-        last = f", last {span(s.last_work_s)} ago"
+        work = f"{count(s.micro_batches)} {plural(s.micro_batches, 'micro-batch')}, last {span(s.last_work_s)} ago"
     return [
         _row("state", "").append_text(state_words(s)).append(f"  up {span(s.up_s)}"),
         _row("stage", f"{place} {clean(s.layers, 18)}{replicas}"),
-        _row("work", f"{count(s.micro_batches)} micro-batches{last}"),
+        _row("work", work),
         _row(
             "net",
             f"{paths_words(s.paths_to) or 'nobody yet'}  ↑{_brief(s.bytes_sent)} "
@@ -379,11 +381,15 @@ def swarm_lines(s: Snapshot, answer: PeersAnswer) -> list[Text]:
 
 def _done(s: Snapshot) -> str:
     """The epoch, the share of the run that is done, and the time that is left."""
-    said = f"{s.epoch:,} of {s.swarm.epochs:,}"
+    epoch = run_epoch(s)
+    known = f"{epoch:,}"
+    if not epoch and s.state in ABSENT:
+        known = "-"
+    said = f"{known} of {s.swarm.epochs:,}"
     if not s.swarm.epochs:
         return said
-    said += f"  {100 * s.epoch // s.swarm.epochs} %"
-    if s.epoch >= s.swarm.epochs:
+    said += f"  {100 * epoch // s.swarm.epochs} %"
+    if epoch >= s.swarm.epochs or s.state in ABSENT:
         return said
     if not s.left_s:
         return f"{said}, time left unknown"

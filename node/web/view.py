@@ -24,11 +24,12 @@ from node.control.text import (
     paths_words,
     present,
     receipts_words,
+    run_epoch,
     sent_words,
     state_words,
     warmup_words,
 )
-from node.control.words import GONE, clean, count, milliseconds, several, shown, span
+from node.control.words import GONE, clean, count, milliseconds, plural, several, shown, span
 from node.core.errors import LocalFault
 from node.core.ids import PeerId, named, short, short_cell, stage_name
 from node.core.numbers import human
@@ -123,11 +124,11 @@ def without_answer(old: Mapping[str, Any], fault: LocalFault, at: float) -> dict
 def _run(s: Snapshot) -> dict[str, Any]:
     done = 0.0
     if s.swarm.epochs:
-        done = min(1.0, s.epoch / s.swarm.epochs)
+        done = min(1.0, run_epoch(s) / s.swarm.epochs)
     return {
         "name": clean(s.swarm.name, 40) or "no run yet",
         "id": clean(s.swarm.run_id, 64)[:12],
-        "epoch": s.epoch,
+        "epoch": run_epoch(s),
         "epochs": s.swarm.epochs,
         "done": round(done, 4),
         "tokens": s.tokens,
@@ -147,11 +148,13 @@ def _health(s: Snapshot) -> dict[str, Any]:
 
 def _tiles(s: Snapshot) -> dict[str, list[str]]:
     """(label, value, note) of each figure."""
-    epochs = f"{s.epoch:,}"
+    epochs = f"{run_epoch(s):,}"
+    if s.state in ABSENT and not run_epoch(s):
+        epochs = "-"
     if s.swarm.epochs:
         epochs += f" of {s.swarm.epochs:,}"
     note = done_words(s)
-    if s.swarm.epochs and s.epoch >= s.swarm.epochs:
+    if is_last(s):
         note = "the run is complete"
     speed = "-"
     if s.tokens_per_s:
@@ -349,17 +352,16 @@ def _me(s: Snapshot, work: Mapping[str, Any]) -> dict[str, str]:
         share = f"{max(own):.0%} of the micro-batches at its stage"
     if receipts := receipts_words(s):
         share = f"{receipts}; {share}".removesuffix("; -")
-    last = ""
-    if s.micro_batches and s.last_work_s < 60:
-        last = ", the last one within a minute"
-    elif s.micro_batches:
-        last = f", the last one {span(s.last_work_s)} ago"
+    did = "no micro-batch yet"
+    if s.micro_batches:
+        last = "within a minute" if s.last_work_s < 60 else f"{span(s.last_work_s)} ago"
+        did = f"{count(s.micro_batches)} {plural(s.micro_batches, 'micro-batch')}, the last one {last}"
     facts = {
         "Node": named(PeerId(clean(s.peer, 64)), clean(s.name, 24)),
         "State": state_words(s).plain.lower(),
         "Place": place,
         "Share": share,
-        "Work": f"{count(s.micro_batches)} micro-batches{last}",
+        "Work": did,
         "Traffic": f"sent {human(s.bytes_sent)}, received {human(s.bytes_received)}",
         "Peers": paths_words(s.paths_to) or "nobody yet",
         "Reached": clean(s.reachable, 100) or "-",
@@ -387,4 +389,4 @@ def _news(events: Sequence[Event]) -> list[list[Any]]:
 
 def is_last(s: Snapshot) -> bool:
     """Return True if the run is complete."""
-    return bool(s.swarm.epochs) and s.epoch >= s.swarm.epochs
+    return bool(s.swarm.epochs) and run_epoch(s) >= s.swarm.epochs

@@ -161,3 +161,54 @@ def test_a_disk_that_is_full_or_gone_is_said(tmp_path, monkeypatch):
     assert "does not answer" in full_disk(tmp_path / "gone")
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=1 << 20))
     assert full_disk(tmp_path) == f"the disk of {tmp_path} is full: 1.0 MiB are free"
+
+
+def manifest(epochs: int = 90) -> Any:
+    return SimpleNamespace(
+        swarm=SimpleNamespace(name="run"),
+        run_id="1" * 64,
+        training=SimpleNamespace(epochs=epochs),
+        pipeline=SimpleNamespace(stages=2),
+    )
+
+
+def held(daemon: Daemon, epochs: dict[PeerId, int]) -> None:
+    entries = {p: entry(p, 1) for p in epochs}
+    for peer, epoch in epochs.items():
+        entries[peer].body.__dict__["epoch"] = epoch
+    daemon.presence.view = View(entries)
+
+
+def test_a_peer_without_parameters_shows_the_epoch_of_the_others():
+    daemon = Daemon()
+    daemon.manifest = manifest()
+    builder: Any = SnapshotBuilder(daemon)  # type: ignore[arg-type]
+    held(daemon, {A: 40, B: 41, C: 10**9})
+    assert builder.peers_in_sight().swarm.epoch == 7, "its own while it holds one"
+    daemon.assembled.stage.version.epoch = 0
+    assert builder.peers_in_sight().swarm.epoch == 41
+    daemon.assembled = None
+    assert builder.peers_in_sight().swarm.epoch == 41, "the middle one"
+    held(daemon, {A: 0, C: 10**9})
+    assert builder.peers_in_sight().swarm.epoch == 90, "no more than the run has"
+
+
+def test_a_peer_that_gave_its_stage_up_keeps_its_counts_and_measures_the_speed_anew():
+    daemon = Daemon()
+    daemon.manifest = manifest()
+    builder: Any = SnapshotBuilder(daemon)  # type: ignore[arg-type]
+    for epoch in range(5):
+        builder.tally.progress.reached(epoch, float(epoch))
+    assert builder.tally.progress.left(90, 5.0) != (0.0, 0.0)
+    for _ in range(2):
+        builder.tally.gave_up(
+            SimpleNamespace(
+                stage=SimpleNamespace(version=SimpleNamespace(epoch=40)),
+                meter=SimpleNamespace(micro_batches=6, last_work=3.0),
+            )
+        )
+    held(daemon, {A: 0})
+    daemon.assembled = None
+    assert builder.peers_in_sight().swarm.epoch == 40, "the others hold nothing either"
+    assert (builder.tally.worked, builder.tally.last_work) == (12, 3.0)
+    assert builder.tally.progress.left(90, 6.0) == (0.0, 0.0)

@@ -314,6 +314,28 @@ def test_warm_up_is_said_until_it_is_over():
     assert not any("warm-up" in line for line in shown(*status_lines(old)))
 
 
+@pytest.mark.parametrize("state", ["paused", "pausing", "starting", "joining", "choosing"])
+def test_a_peer_that_does_not_train_shows_the_epoch_of_the_run_and_no_speed(state: str):
+    away = training_snapshot(epoch=0, state=state, warmup=100, micro_batches=0, layers="")
+    away.swarm.epoch = 60
+    text = "\n".join(shown(*status_lines(away)))
+    assert "epoch 60/150" in text
+    assert "done      40 % of the run\n" in text
+    assert "warm-up" not in text
+    assert "0 micro-batches" not in text
+    away.swarm.epoch = 0
+    text = "\n".join(shown(*status_lines(away)))
+    assert "epoch not known yet" in text
+    assert "done" not in text
+    assert doing(training_snapshot(micro_batches=1))[1].count("1 micro-batch at")
+
+
+def test_a_peer_that_holds_no_parameters_has_no_epoch_in_the_table():
+    answer = PeersAnswer(peers=[PeerLine(peer=ME, state="paused", role="rendezvous")])
+    answer.swarm.stages = 3
+    assert shown(peers_table(answer, whole=True))[1].split()[-4:] == ["-", "-", "-", "-"]
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
