@@ -337,7 +337,8 @@ def node_lines(s: Snapshot, width: int) -> list[Text]:
         replicas = f"  {several(s.replicas, 'replica')}"
     work = "no micro-batch yet"
     if s.micro_batches:
-        work = f"{count(s.micro_batches)} {plural(s.micro_batches, 'micro-batch')}, last {span(s.last_work_s)} ago"
+        done = plural(s.micro_batches, "micro-batch")
+        work = f"{count(s.micro_batches)} {done}, last {span(s.last_work_s)} ago"
     return [
         _row("state", "").append_text(state_words(s)).append(f"  up {span(s.up_s)}"),
         _row("stage", f"{place} {clean(s.layers, 18)}{replicas}"),

@@ -355,7 +355,8 @@ def _me(s: Snapshot, work: Mapping[str, Any]) -> dict[str, str]:
     did = "no micro-batch yet"
     if s.micro_batches:
         last = "within a minute" if s.last_work_s < 60 else f"{span(s.last_work_s)} ago"
-        did = f"{count(s.micro_batches)} {plural(s.micro_batches, 'micro-batch')}, the last one {last}"
+        done = plural(s.micro_batches, "micro-batch")
+        did = f"{count(s.micro_batches)} {done}, the last one {last}"
     facts = {
         "Node": named(PeerId(clean(s.peer, 64)), clean(s.name, 24)),
         "State": state_words(s).plain.lower(),

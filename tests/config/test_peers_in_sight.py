@@ -2,6 +2,7 @@
 living."""
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -173,9 +174,10 @@ def manifest(epochs: int = 90) -> Any:
 
 
 def held(daemon: Daemon, epochs: dict[PeerId, int]) -> None:
-    entries = {p: entry(p, 1) for p in epochs}
+    entries = dict[PeerId, PeerEntry]()
     for peer, epoch in epochs.items():
-        entries[peer].body.__dict__["epoch"] = epoch
+        one = entry(peer, 1)
+        entries[peer] = replace(one, body=replace(one.body, epoch=epoch))
     daemon.presence.view = View(entries)
 
 
