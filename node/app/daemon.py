@@ -68,7 +68,7 @@ from node.core.errors import (
 )
 from node.core.ids import ENDS, CellId, PeerId, stage_name
 from node.core.memory import keep_freed, of_files, resident
-from node.core.numbers import human
+from node.core.numbers import human, several
 from node.core.version import PROTOCOLS, VERSION, Protocols
 from node.dht.directory import Directory
 from node.dht.room import Company
@@ -938,8 +938,8 @@ class Daemon(Node):
             )
         seconds = time.monotonic() - began
         raise NetworkFault(
-            f"cannot join: none of {len(peers)} peers of the invite answered ({seconds:.0f} "
-            f"s){listed}",
+            f"cannot join: none of {several(len(peers), 'peer')} of the invite answered "
+            f"({seconds:.0f} s){listed}",
             "ask for a fresh invite, or see what is wrong with  tutti doctor net INVITE",
         )
 

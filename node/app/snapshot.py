@@ -26,7 +26,7 @@ from node.coordinator.service import Training
 from node.coordinator.vitals import Life
 from node.core.ids import ENDS, CellId, PeerId, RunId, short, stage_name
 from node.core.journey import Losses, Plan
-from node.core.numbers import human
+from node.core.numbers import human, several
 from node.core.version import VERSION
 from node.dht.record import PeerBody
 from node.epoch.pace import WAY_TIMEOUT_S
@@ -379,8 +379,8 @@ class SnapshotBuilder:
         if given_up := training.following.past.given_up_epochs:
             tokens = training.following.past.given_up_tokens
             s.warnings.append(
-                f"{given_up} epochs ({tokens} tokens) of this side were discarded when the two "
-                "sides of a partition met"
+                f"the two sides of a partition met: {several(given_up, 'epoch')} of this one "
+                f"({tokens} tokens) discarded"
             )
         s.warnings.extend(self._troubles)
         if d.archive is not None and d.archive.trouble:
@@ -388,9 +388,13 @@ class SnapshotBuilder:
         if refused := d.transport.refusals.line():
             s.warnings.append(refused)
         if n := a.pipeline.math.slice:
-            s.warnings.append(f"memory ran out: {n} sequences are computed at once; see --memory")
+            s.warnings.append(
+                f"memory ran out: computes {several(n, 'sequence')} at once; see --memory"
+            )
         if times := work.engines.owner.singly:
-            s.warnings.append(f"memory ran out in {times} steps, which took one matrix at a time")
+            s.warnings.append(
+                f"memory ran out in {several(times, 'step')}, which took one matrix at a time"
+            )
         if s.replicas == 1 and m.training.epochs > s.epoch:
             what = "the ends have"
             if here != ENDS:

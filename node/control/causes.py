@@ -9,9 +9,11 @@ short ids of peers; the code that shows them adds names (:class:`node.core.names
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from node.control.words import ahead_or_behind, lasting, several
+from node.availability.words import paused_words
+from node.control.words import ahead_or_behind, lasting
 from node.coordinator.vitals import Life
 from node.core.ids import ENDS, PeerId, short, stage_name, stage_names
+from node.core.numbers import several
 from node.epoch.waiting import Lack, Wait
 from node.transport.clocks import ClockOffset
 

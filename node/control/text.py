@@ -25,14 +25,12 @@ from node.control.words import (
     count,
     lasting,
     milliseconds,
-    plural,
-    several,
     span,
     stacked,
 )
 from node.core.errors import WireError
 from node.core.ids import ENDS, PeerId, named, short, short_cell, stage_name
-from node.core.numbers import human, in_words
+from node.core.numbers import human, in_words, plural, several
 from node.core.version import PROTOCOLS, Protocols
 from node.reach.ladder import Rung
 from protos.ask_pb2 import PeerLine, PeersAnswer
@@ -54,6 +52,9 @@ from protos.control_pb2 import (
 if TYPE_CHECKING:
     from rich.table import Table
 
+WHOLE = 2000
+"""Characters of a sentence of the own daemon: all that it says, for a sentence that breaks off
+helps nobody."""
 RIGHT = {"justify": "right"}
 STATE_STYLE = {
     "training": "green",
@@ -163,12 +164,14 @@ def status_lines(s: Snapshot, verbose: bool = False) -> list[Text]:
     if n := s.digest_mismatches:
         text = f"{n} digest mismatches: replicas disagreed on parameters"
         lines.append(_line("warning", text, "red"))
-    counted = {
-        "{} parts went on without optimizer state; tutti logs says why": s.momentum_lost,
-        "optimizer state came from copies up to {} epochs old": s.momentum_age,
-        "the p2p daemon was restarted {} times": s.p2pd_restarts,
-    }
-    warnings = [text.format(n) for text, n in counted.items() if n] + [*map(clean, s.warnings)]
+    counted = (
+        ("part", "{} went on without optimizer state; tutti logs says why", s.momentum_lost),
+        ("epoch", "optimizer state came from copies up to {} old", s.momentum_age),
+        ("time", "the p2p daemon was restarted {}", s.p2pd_restarts),
+    )
+    warnings = [text.format(several(n, what)) for what, text, n in counted if n] + [
+        *(clean(one, WHOLE) for one in s.warnings)
+    ]
     return lines + [_line("warning", text, "yellow") for text in warnings]
 
 
@@ -711,7 +714,7 @@ def evaluated_lines(found: Sequence[Evaluated]) -> list[str]:
     if (before := found[0].loss_before) and not others:
         rows.append(("before training", before))
     if others:
-        rows.append((f"mean of {len(others)} choices", mean_loss(others)))
+        rows.append((f"mean of {several(len(others), 'choice')}", mean_loss(others)))
     wide = max(len(words) for words, _ in rows)
     lines = []
     for i, (words, loss) in enumerate(rows):

@@ -37,23 +37,6 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def plural(number: int, what: str) -> str:
-    """1, "peer" -> "peer"; 2 -> "peers"; 2, "micro-batch" -> "micro-batches"; 2, "copy" ->
-    "copies"."""
-    if number == 1:
-        return what
-    if what.endswith(("s", "x", "z", "ch", "sh")):
-        return f"{what}es"
-    if what.endswith("y") and what[-2:-1] not in "aeiou":
-        return f"{what[:-1]}ies"
-    return f"{what}s"
-
-
-def several(number: int, what: str) -> str:
-    """1, "peer" -> "1 peer"; 2 -> "2 peers", with :func:`plural`."""
-    return f"{number} {plural(number, what)}"
-
-
 def bits(rate: float) -> str:
     """Bytes a second as lines are sold: 2.5e6 -> "20 Mbit/s", 300 -> "2.4 kbit/s"."""
     number = 8 * rate

@@ -16,7 +16,8 @@ from node.coordinator.credit.book import RECEIPTS, Damage, FileBook, framed, rea
 from node.coordinator.credit.record import EpochRecord
 from node.core.errors import ExitCode, LocalFault, UsageFault, WireError, writing
 from node.core.ids import PeerId, named
-from node.core.numbers import human
+from node.core.names import LONGEST
+from node.core.numbers import human, several
 from node.identity import keys
 
 HONEST = frozenset({Ground.UNCERTIFIED})
@@ -222,7 +223,7 @@ def _run_lines(run: RunAudit) -> list[str]:
     if run.open:
         tokens = sum(run.open.values())
         lines.append(
-            f"  {len(run.open)} epochs with {tokens:,} tokens are not certified, and do not count"
+            f"  not certified, so not counted: {several(len(run.open), 'epoch')}, {tokens:,} tokens"
         )
     liars = [r for r in run.refused if r.ground not in HONEST]
     lines += _refusals(liars)
@@ -244,4 +245,6 @@ def _refusals(refused: Sequence[Refused]) -> list[str]:
 
 def exported(file: Path, count: int, nbytes: int) -> str:
     """The sentence after an export."""
-    return f"{count} records, {human(nbytes)}, in {file}; verify with  tutti ledger {file}"
+    return (
+        f"{several(count, 'record')}, {human(nbytes)}, in {file}; verify with  tutti ledger {file}"
+    )

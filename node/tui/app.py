@@ -34,11 +34,11 @@ from node.control.text import (
     time_bar,
     warmup_words,
 )
-from node.control.words import chart, clean, count, plural, several, span
+from node.control.words import chart, clean, count, span
 from node.core import interrupts
 from node.core.errors import ExitCode, LocalFault
 from node.core.ids import ENDS, PeerId, named, short_cell
-from node.core.numbers import human
+from node.core.numbers import human, plural, several
 from protos.ask_pb2 import PeersAnswer
 from protos.control_pb2 import CellLine, Event, Snapshot
 

@@ -29,10 +29,10 @@ from node.control.text import (
     state_words,
     warmup_words,
 )
-from node.control.words import GONE, clean, count, milliseconds, plural, several, shown, span
+from node.control.words import GONE, clean, count, milliseconds, shown, span
 from node.core.errors import LocalFault
 from node.core.ids import PeerId, named, short, short_cell, stage_name
-from node.core.numbers import human
+from node.core.numbers import human, plural, several
 from node.web.samples import Sample
 from node.web.wishes import wishes
 from protos.ask_pb2 import PeerLine, PeersAnswer

@@ -95,7 +95,7 @@ def test_a_newest_epoch_without_certificate_does_not_count_and_is_no_fault(tutti
     written(book(ours), records[0], replace(records[1], certificate=None))
     shown = tutti("ledger")
     assert shown.returncode == 0
-    assert "1 epochs with 64 tokens are not certified" in shown.stdout
+    assert "not certified, so not counted: 1 epoch, 64 tokens" in shown.stdout
 
 
 def test_records_that_are_no_records_are_damage(tutti, ours, swarm):

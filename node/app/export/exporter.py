@@ -34,8 +34,8 @@ from node.checkpoint.state import WIRE, StateKind
 from node.config import NodeConfig
 from node.core.errors import LocalFault, NetworkFault, OutOfResources, UsageFault
 from node.core.ids import PeerId, short, stage_name
-from node.core.journey import Plan, Version
-from node.core.numbers import human
+from node.core.journey import UNKNOWN, Losses, Plan, Version
+from node.core.numbers import human, several
 from node.core.tasks import Tasks, together
 from node.data.settings import Places
 from node.data.tokenizer import open_tokenizer
@@ -243,8 +243,8 @@ class Exporter:
         size = await self._blocking(out.publish, extras)
         await self._blocking(self._forget)
         text = (
-            f"wrote {out.directory} from {_said(version)}: all {self._progress.stages} stages, "
-            f"{human(size)}"
+            f"wrote {out.directory} from {_said(version)}: all "
+            f"{several(self._progress.stages, 'stage')}, {human(size)}"
         )
         fields = {
             "directory": str(out.directory),
@@ -456,7 +456,7 @@ class Exporter:
     def _missing(self, plan: Plan, missing: Mapping[int, Donors]) -> NetworkFault:
         lines = "\n".join(self._why(donors) for _, donors in sorted(missing.items())[:SAID])
         return NetworkFault(
-            f"{len(missing)} of {self._progress.stages} stages cannot be had at "
+            f"{len(missing)} of {several(self._progress.stages, 'stage')} cannot be had at "
             f"{_said(plan.base)}\n{lines}",
             "a stage comes back with a peer that has its checkpoint:  tutti start  there ; "
             f"tutti peers  shows who is here; {_AGAIN}",
