@@ -121,9 +121,9 @@ def status_lines(s: Snapshot, verbose: bool = False) -> list[Text]:
     ``verbose``: with the parts of its memory."""
     lines = [_headline(s)]
     if not s.healthy:
-        lines.append(_line("  cause", clean(s.reason, 400) or "not said", "yellow"))
+        lines.append(_line("  cause", clean(s.reason, WHOLE) or "not said", "yellow"))
     elif s.reason:
-        lines.append(_line("  now", clean(s.reason, 400), "cyan"))
+        lines.append(_line("  now", clean(s.reason, WHOLE), "cyan"))
     run = ""
     if s.swarm.run_id:
         run = f"{clean(s.swarm.name, 16)} {s.swarm.run_id[:6]}  {_progress(s)}"
@@ -136,7 +136,7 @@ def status_lines(s: Snapshot, verbose: bool = False) -> list[Text]:
     if verbose:
         parts = [("", line) for line in _memory_parts(s)]
     facts = [
-        ("  fix", clean(s.next_step)),
+        ("  fix", clean(s.next_step, WHOLE)),
         ("swarm", run),
         ("done", done_words(s)),
         ("warm-up", warmup_words(s)),
@@ -153,11 +153,11 @@ def status_lines(s: Snapshot, verbose: bool = False) -> list[Text]:
         ("time", _shares(s.time_s)),
         ("network", f"{paths_words(s.paths_to) or 'no peer yet'}   {_traffic(s)}"),
         ("", _caps(s)),
-        ("reachable", clean(s.reachable, 100)),
+        ("reachable", clean(s.reachable, WHOLE)),
         ("device", _device(s)),
         ("memory", _memory(s)),
         *parts,
-        ("metrics", clean(s.metrics_url)),
+        ("metrics", clean(s.metrics_url, WHOLE)),
         ("leader", leader),
     ]
     lines += [_line(label, text) for label, text in facts if text]
@@ -180,7 +180,7 @@ def _my_work(s: Snapshot) -> str:
         return "rendezvous: helps others find each other, holds no part of the model"
     if s.state == "paused":
         kept = f"{stage_name(s.stage)} later" if s.placed else "holds no stage"
-        return f"{kept}; {clean(s.given_back, 100)}" if s.given_back else kept
+        return f"{kept}; {clean(s.given_back, WHOLE)}" if s.given_back else kept
     if s.state == "choosing":
         return "chooses the stage that most needs a peer"
     if not (s.placed or s.layers):
@@ -324,9 +324,9 @@ def doing(s: Snapshot) -> tuple[str, str]:
     is news, and a sentence."""
     place = stage_name(s.stage)
     if s.reason or not s.healthy:
-        why = clean(s.reason, 400)
+        why = clean(s.reason, WHOLE)
         if s.next_step:
-            why += f"; {clean(s.next_step)}"
+            why += f"; {clean(s.next_step, WHOLE)}"
         return s.cause or "degraded", why
     if s.state == "joining":
         return "joining", f"fetching the state of {place} from others: {s.progress:.0%} is here"
@@ -364,7 +364,7 @@ def _paths(s: Snapshot) -> list[tuple[str, str]]:
         took = f"   last took {p.last_took_s:.2f}{of} s"
     return [
         ("paths", f"{clean(p.how, 16)}{said}{took}"),
-        *(("", clean(why, 100)) for why in p.why),
+        *(("", clean(why, WHOLE)) for why in p.why),
     ]
 
 
@@ -402,10 +402,10 @@ def peers_table(
     total.append("* this node  + leader", "dim")
     why = [Text(line, "dim") for line in paused_lines(answer)]
     if answer.reason:
-        why += [Text(f"This peer: {clean(answer.reason, 400)}", "yellow")]
+        why += [Text(f"This peer: {clean(answer.reason, WHOLE)}", "yellow")]
     fix = []
     if answer.reason and answer.next_step:
-        fix = [Text(f"  → {clean(answer.next_step)}")]
+        fix = [Text(f"  → {clean(answer.next_step, WHOLE)}")]
     return Group(table, total, *why, *fix, holes, *others, *apart)
 
 
@@ -729,7 +729,7 @@ def event_line(event: Event, clock: str) -> Text:
     """``clock`` is the time as text: this package reads no clock and knows no time zone."""
     mark = {"warning": "! ", "error": "!! "}.get(event.level, "")
     return Text(f"{clock} ", "dim").append(
-        f"{mark}{clean(event.text, 400)}", LEVEL_STYLE.get(event.level, "")
+        f"{mark}{clean(event.text, WHOLE)}", LEVEL_STYLE.get(event.level, "")
     )
 
 
@@ -743,8 +743,8 @@ def export_line(event: Event) -> str:
         total = float(figures["bytes_total"])
         rate = float(figures["bytes_per_s"])
     except (ValueError, TypeError, KeyError):
-        return clean(event.text)
-    parts = [clean(event.text)]
+        return clean(event.text, WHOLE)
+    parts = [clean(event.text, WHOLE)]
     if total > 0:
         parts += [
             f"{done} of {several(stages, 'stage')}",
@@ -1150,7 +1150,7 @@ def _change(c: ChangeLine) -> list[tuple[str, str]]:
     by = "the manifest"
     if c.in_force:
         by = f"the owner's change {c.in_force}"
-    found = [("averaging", f"by {by}"), ("", clean(c.says, 68))]
+    found = [("averaging", f"by {by}"), ("", clean(c.says, WHOLE))]
     if c.in_force != c.revision:
         found.append(("", f"change {c.revision} comes into force with the next plan"))
     return found
@@ -1171,8 +1171,8 @@ def _archive(a: ArchiveLine) -> str:
     if not a.to:
         return ""
     if not a.known:
-        return f"none of the checkpoints yet, to {clean(a.to, 80)}"
-    said = f"epoch {a.epoch} at {clean(a.to, 80)}"
+        return f"none of the checkpoints yet, to {clean(a.to, WHOLE)}"
+    said = f"epoch {a.epoch} at {clean(a.to, WHOLE)}"
     if a.at:
         said += f", since {clock_words(a.at)}"
     return said
@@ -1206,7 +1206,7 @@ def _device(s: Snapshot) -> str:
     computes = ""
     if s.precision:
         computes = f", computes in {clean(s.precision, 8)}"
-    return clean(s.device, 66) + computes
+    return clean(s.device, WHOLE) + computes
 
 
 def _memory(s: Snapshot) -> str:

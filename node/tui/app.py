@@ -22,6 +22,7 @@ from node.control.commands import local_time
 from node.control.text import (
     ABSENT,
     TITLES,
+    WHOLE,
     by_trouble,
     cover_words,
     event_line,
@@ -354,9 +355,9 @@ def node_lines(s: Snapshot, width: int) -> list[Text]:
 
 def why_lines(s: Snapshot) -> Text:
     """The reason for which this node does not train, and the next step."""
-    text = Text().append(clean(s.reason, 400), "cyan" if s.healthy else "bold yellow")
+    text = Text().append(clean(s.reason, WHOLE), "cyan" if s.healthy else "bold yellow")
     if s.next_step:
-        return text.append(f"\n→ {clean(s.next_step)}")
+        return text.append(f"\n→ {clean(s.next_step, WHOLE)}")
     return text
 
 

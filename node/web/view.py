@@ -16,6 +16,7 @@ from node.control.text import (
     ABSENT,
     AGED,
     TIME_KINDS,
+    WHOLE,
     by_trouble,
     cell_order,
     covers,
@@ -112,8 +113,8 @@ def without_answer(old: Mapping[str, Any], fault: LocalFault, at: float) -> dict
     health = {
         "ok": False,
         "word": "no answer",
-        "reason": clean(fault.what, 400),
-        "step": clean(fault.next_step),
+        "reason": clean(fault.what, WHOLE),
+        "step": clean(fault.next_step, WHOLE),
     }
     return {"format": FORMAT} | dict(old) | {"at": int(at), "health": health}
 
@@ -140,10 +141,10 @@ def _health(s: Snapshot) -> dict[str, Any]:
     word = "degraded"
     if s.healthy:
         word = "healthy"
-    reason = clean(s.reason, 400)
+    reason = clean(s.reason, WHOLE)
     if s.digest_mismatches and not reason:
         reason = f"{s.digest_mismatches} digest mismatches: replicas disagreed on parameters"
-    return {"ok": s.healthy, "word": word, "reason": reason, "step": clean(s.next_step)}
+    return {"ok": s.healthy, "word": word, "reason": reason, "step": clean(s.next_step, WHOLE)}
 
 
 def _tiles(s: Snapshot) -> dict[str, list[str]]:

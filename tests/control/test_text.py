@@ -16,6 +16,7 @@ from node.control.text import (
     doing,
     evaluated_lines,
     fitted,
+    peer_cells,
     peers_table,
     ping_lines,
     present,
@@ -132,6 +133,19 @@ def test_status_fits_any_screen_and_keeps_what_is_wrong(
         assert "fix see tutti doctor net" in text
     if not height:
         assert "metrics" in "\n".join(lines)  # nothing is left out where there is room
+
+
+def test_status_cuts_no_sentence():
+    long = " ".join(f"word{n}" for n in range(120))
+    s = training_snapshot(healthy=False, reason=long, next_step=long, device=long, reachable=long)
+    s.change.CopyFrom(ChangeLine(revision=1, in_force=1, says=long))
+    s.paths.why.append(long)
+    s.paths.how = "planned"
+    s.warnings.extend([long])
+    for lines in (status_lines(s), fitted(status_lines(s), 80)):
+        text = "\n".join(line.plain for line in lines)
+        assert "…" not in text
+        assert text.count("word119") == 7, "each to its end"
 
 
 def test_status_shows_the_plan_of_memory():
@@ -331,9 +345,9 @@ def test_a_peer_that_does_not_train_shows_the_epoch_of_the_run_and_no_speed(stat
 
 
 def test_a_peer_that_holds_no_parameters_has_no_epoch_in_the_table():
-    answer = PeersAnswer(peers=[PeerLine(peer=ME, state="paused", role="rendezvous")])
-    answer.swarm.stages = 3
-    assert shown(peers_table(answer, whole=True))[1].split()[-4:] == ["-", "-", "-", "-"]
+    paused = PeerLine(peer=ME, state="paused", role="rendezvous")
+    assert peer_cells(paused, 3)[7].plain == "-"
+    assert peer_cells(PeerLine(peer=ME, state="training"), 3)[7].plain == "0"
 
 
 @pytest.mark.parametrize(
