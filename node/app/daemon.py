@@ -10,6 +10,7 @@ import os
 import random
 import re
 import signal
+import socket
 import sys
 import time
 import warnings
@@ -74,15 +75,17 @@ from node.dht.directory import Directory
 from node.dht.room import Company
 from node.identity.admission import admission_token
 from node.identity.invites import Invite, peer_of_address, scope_of
-from node.identity.keys import Identity
+from node.identity.keys import Identity, name_of
 from node.inference.forwarding import EndsService
 from node.manifest import Manifest
 from node.model.device import Device, give_all_back, set_threads
 from node.model.settings import DIGEST
 from node.orders.keeper import OrderKeeper, OrderPorts
-from node.orders.order import Order, RunEnded, Verb
+from node.orders.order import Order, RunEnded, Verb, ended, going_on
+from node.reach.interfaces import taken
 from node.reach.standing import Standing
 from node.telemetry.events import Event, JournalHandler
+from node.telemetry.metrics import HOST, Metrics
 from node.telemetry.resources import cores
 from node.telemetry.sinks import say
 from node.transport.addresses import multiaddr
@@ -152,7 +155,7 @@ class Daemon(Node):
         try:
             await control.start()
             if self.config.node.metrics_port >= 0:
-                self.metrics_url = self.metrics.serve(self.config.node.metrics_port)
+                self.metrics_url = serve_metrics(self.metrics, self.config.node.metrics_port)
             self.transport.asking.answerer = self.view.answer
             logging.getLogger().handlers[:] = [JournalHandler(self.journal)]
             faulthandler.enable()
@@ -1078,6 +1081,20 @@ class Daemon(Node):
             everywhere=not self.config.transport.host,
         )
         say("\n".join(lines))
+
+
+def serve_metrics(metrics: Metrics, port: int) -> str:
+    """Serve the metrics page; returns its URL. Raises NetworkFault for a port that is taken."""
+    try:
+        return metrics.serve(port)
+    except OSError as e:
+        why = e.strerror or str(e)
+        raise taken(HOST, port, "--metrics-port PORT", socket.SOCK_STREAM, why) from e
+
+
+def announced(names: Mapping[PeerId, str]) -> dict[PeerId, str]:
+    """Names that were chosen by people. A peer without one has the name of its key."""
+    return {peer: name for peer, name in names.items() if name != name_of(peer)}
 
 
 async def _close_services(a: Assembled) -> None:
