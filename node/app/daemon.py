@@ -97,6 +97,8 @@ would be searched whole after every few hundred new ones: a seventh of a busy da
 RETRY_S = 1.0
 KEEP_S = 10.0
 """Seconds between two choices of the peers to remember for the next start."""
+MOST_NAMES = 4096
+"""Number of names to remember, the newest."""
 KEEP_PEERS = 8
 """Number of peers to remember for the next start."""
 GOODBYE_S = 1.0
@@ -1019,8 +1021,15 @@ class Daemon(Node):
 
     async def _keep_acquaintances(self, manifest: Manifest) -> None:
         kept: list[str] = []
+        named = self.config.names(manifest.run_id)
         while True:
             await asyncio.sleep(KEEP_S)
+            known = self.journal.names.everybody()
+            names = {peer: name for peer, name in named.items() if peer not in known}
+            names |= announced(known)
+            if names != named:
+                named = dict(tuple(names.items())[-MOST_NAMES:])
+                await asyncio.to_thread(self.config.keep_names, manifest.run_id, named)
             found = self.open_peers()[:KEEP_PEERS]
             if found and found != kept:
                 kept = found
