@@ -109,6 +109,8 @@ def _check(
         with contextlib.suppress(NotRunning):
             with ControlClient(ours.control_socket, home=ours.home) as client:
                 report.reach = client.reach()
+        if report.checkup is not None and report.reach is not None:
+            report.checkup = net.beside_peers(report.checkup, report.reach)
         return []
     except LocalFault as e:
         if alone:
