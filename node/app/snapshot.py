@@ -24,6 +24,8 @@ from node.control.words import lasting
 from node.coordinator.presence import LEAVING
 from node.coordinator.service import Training
 from node.coordinator.vitals import Life
+from node.core.contention import Contention
+from node.core.home import pasteable
 from node.core.ids import ENDS, CellId, PeerId, RunId, short, stage_name
 from node.core.journey import Losses, Plan
 from node.core.numbers import human, several
@@ -35,10 +37,12 @@ from node.fine_tuning import worse
 from node.manifest import Manifest
 from node.outer.service import CellMeetings, CellTally
 from node.pipeline.rounding import NOTHING_SENT, Rounding
+from node.reach.interfaces import InterfaceKind, address_kinds
 from node.scheduler.costs import Costs
 from node.scheduler.reasons import reasons
 from node.telemetry.events import EPOCH
 from node.telemetry.history import EpochLine, History
+from node.transport.addresses import host_of
 from node.transport.port import PeerLink
 from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
@@ -58,6 +62,10 @@ NEWS_S = 5.0
 """Seconds between two looks for a new activity."""
 FULL = 16 << 20
 """Bytes: a disk that has less is full."""
+PAUSED_APART_S = 30.0
+"""Seconds before an order to pause is in force here within which a peer that went has obeyed it:
+clocks differ."""
+LOOPBACK = {"127.0.0.1", "::1"}
 WORKERS = 256
 """Most peers in an answer about the history, each with its work at one stage."""
 MEASURE_S = 5.0
@@ -194,6 +202,10 @@ class SnapshotBuilder:
         """Peers of which the journal has said that they are silent."""
         self._disk = ""
         """A sentence about the disk of the home, while it is full."""
+        self._contention = Contention()
+        self._contended = 0.0
+        """Share of the time for which threads waited for a processor at the last look for news; 0
+        while nothing is wrong."""
         self._told_last: pb.Snapshot | None = None
         """The snapshot of the last look for news."""
 
@@ -521,10 +533,22 @@ class SnapshotBuilder:
             children=tuple(sorted(loading)),
             children_s=now - max(loading.values(), default=now),
             unreached=unreached,
+            beside=frozenset(p for p in unreached if self._on_this_machine(p)),
+            contended=self._contended,
             ways_had_time=s.up_s >= 2 * WAY_TIMEOUT_S,
             idle_s=idle_s,
             idle_most_s=max(STALL_S, STALL_EPOCHS * expected, _allowed(a, d.manifest)),
         )
+
+    def _on_this_machine(self, peer: PeerId) -> bool:
+        """Return True if a peer announces an address of this machine that other machines have
+        not."""
+        presence = self._d.presence
+        if presence is None:
+            return False
+        hosts = {host_of(address) for address in presence.addresses(peer)} - {""}
+        own = {a for a, kind in address_kinds().items() if kind < InterfaceKind.TUNNEL}
+        return not own.isdisjoint(hosts) or (bool(hosts) and hosts <= LOOPBACK)
 
     def _archive(self) -> pb.ArchiveLine | None:
         """The copies of this peer's checkpoints; None where none are made."""
@@ -748,6 +772,10 @@ class SnapshotBuilder:
         told = 0.0
         while True:
             self._tell_silence()
+            if self._told_last is None or self._told_last.healthy:
+                self._contended = self._contention.rest()
+            else:
+                self._contended = self._contention.share()
             self._told_last = self.snapshot()
             word, text = doing(self._told_last)
             now = time.monotonic()
