@@ -39,7 +39,7 @@ from node.app.operator_service import OperatorService
 from node.app.peer import DRAIN_S, keep, leave
 from node.app.tuning import first_work, tune_meanwhile, worth
 from node.availability.machine import By
-from node.availability.words import PUBLIC
+from node.availability.words import PUBLIC, paused_words
 from node.config import NodeConfig
 from node.control.pledges import RENEW_S, Pledges
 from node.control.retries import (
@@ -251,7 +251,7 @@ class Daemon(Node):
         await self._until_open(presence)
         if not solo and self._may_host_all() and not self.config.moved:
             self.step = "looks for other peers that host this run"
-            solo = await self.alone(presence, self.manifest, self._own_children())
+            solo = await self.alone(presence, self.manifest, self.own_children())
             if solo:
                 text = "no other peer hosts this run: all stages run here until others join"
                 self.journal.emit("daemon", "solo", text)
@@ -361,7 +361,7 @@ class Daemon(Node):
         self.tasks.spawn(keeper.run(), "availability", eternal=True)
         if keeper.paused is None:
             return
-        text = f"starts paused {keeper.reason}"
+        text = f"starts {paused_words(keeper.reason)}"
         if keeper.paused.by is not By.RUN:
             text += "; go on with  tutti resume"
         self.journal.emit("daemon", "paused", text)
@@ -429,7 +429,8 @@ class Daemon(Node):
             return False
         self.pausing = True
         presence.changed()
-        self.journal.emit("daemon", "pausing", f"pauses {self.availability.reason}")
+        why = paused_words(self.availability.reason)
+        self.journal.emit("daemon", "pausing", f"leaves its stage, {why}")
         before = resident(os.getpid())
         if host is not None and not host.done():
             host.cancel()
@@ -460,7 +461,7 @@ class Daemon(Node):
         )
         if not kept:
             self.given_back += "; the newest epochs are not on this disk"
-        text = f"paused {self.availability.reason}: {self.given_back}"
+        text = f"{paused_words(self.availability.reason)}: {self.given_back}"
         self.journal.emit("daemon", "paused", text, seconds=round(seconds, 3))
         self.put_away.set()
         presence.changed()
@@ -478,7 +479,7 @@ class Daemon(Node):
             seconds = 0.0
         if self.hasty_pause:
             seconds = 0.0
-        why = f"pauses {self.availability.public_reason}"
+        why = paused_words(self.availability.public_reason)
         if not await self._say_goodbye(a, why, max(GOODBYE_S, seconds), hands_over=not by_run):
             text = "leaves before the epoch ended and its state was fetched by others"
             self.journal.emit("daemon", "pause-hasty", text)
@@ -512,7 +513,7 @@ class Daemon(Node):
         kept = True
         a = self.assembled
         if a is not None:
-            await self._end_training(a, f"pauses {self.availability.reason}")
+            await self._end_training(a, paused_words(self.availability.reason))
         ask_to_end(self.children)
         await self.stage_tasks.close()
         self.transport.vacate()
@@ -894,7 +895,7 @@ class Daemon(Node):
     def _child_home(self, stage: int) -> Path:
         return self.config.home / "local" / f"stage-{stage}"
 
-    def _own_children(self) -> set[PeerId]:
+    def own_children(self) -> set[PeerId]:
         """Peers that host the block stages of a solo swarm of this home, now or at an earlier
         start."""
         found = set[PeerId]()

@@ -120,6 +120,11 @@ class Node(Peer[Assembled]):
         which they began."""
         return {}
 
+    def own_children(self) -> set[PeerId]:
+        """Peers that host the block stages of a solo swarm of this home, now or at an earlier
+        start."""
+        return set()
+
     def stop(self, why: str) -> None:
         """End soon, in order. The first reason counts; where it is a move, the next one makes this
         end a final one."""

@@ -18,6 +18,8 @@ from node.app.assembly import Assembled
 from node.app.capacity import PROCESS, stage_demands
 from node.app.node import Node
 from node.app.progress import Progress
+from node.availability.machine import By
+from node.availability.words import PUBLIC
 from node.control.causes import STALL_S, Cause, Situation, cause
 from node.control.text import ABSENT, doing
 from node.control.words import lasting
@@ -873,6 +875,7 @@ class SnapshotBuilder:
             life, silent_s = self._life(peer, link, now)
             if life is not Life.LIVES and not body.paused:
                 body = replace(body, state=life.value, tokens_per_s=0.0)
+            body = self._as_paused(peer, body, wall=now)
             if life in (Life.LOST, Life.LEFT):
                 seen_s = silent_s
             answer.peers.append(
@@ -894,8 +897,27 @@ class SnapshotBuilder:
             withdrawn = entry.not_after > since or entry.body.state in LEAVING
             state = "left" if withdrawn else "lost"
             body = replace(entry.body, state=state, tokens_per_s=0.0)
+            if withdrawn:
+                body = self._as_paused(peer, body, wall=since)
             answer.peers.append(_peer_line(peer, body, seen_s=max(0.0, now - since)))
         return answer
+
+    def _as_paused(self, peer: PeerId, body: PeerBody, *, wall: float) -> PeerBody:
+        """The record of a peer that went at ``wall``. A peer that pauses with this one, by an order
+        of the run's owner to all or as its child, is shown as paused."""
+        d = self._d
+        gone = body.state in (*LEAVING, "left")
+        if not gone or not (d.paused or d.pausing):
+            return body
+        by = ""
+        since = d.availability.run_paused_at
+        if since and wall >= since - PAUSED_APART_S:
+            by = PUBLIC[By.RUN]
+        elif peer in d.own_children():
+            by = d.availability.public_reason
+        if not by:
+            return body
+        return replace(body, state="paused", paused=by, tokens_per_s=0.0)
 
     def _life(self, peer: PeerId, link: PeerLink, wall: float) -> tuple[Life, float]:
         """The signs of life of a peer. A connection that was made after the evidence against it is

@@ -151,7 +151,7 @@ def _paused(s: Situation) -> Cause | None:
     step = "go on at once with  tutti resume"
     if s.paused_by_run:
         step = "the run's owner lets it go on with  tutti swarm resume"
-    what = f"paused {s.paused}"
+    what = paused_words(s.paused)
     if s.state == "pausing":
         what = f"leaves the plan for a pause: {s.paused}"
     return Cause("paused", what, step, usual=True)

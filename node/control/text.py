@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group
 from rich.text import Text
 
-from node.availability.words import clock_words
+from node.availability.words import clock_words, paused_words
 from node.control.words import (
     GONE,
     bits,
@@ -416,7 +416,8 @@ def paused_lines(answer: PeersAnswer) -> list[str]:
         if p.paused and p.path != "self":
             who = named(PeerId(clean(p.peer, 64)), clean(p.name, 24))
             found.setdefault(clean(p.paused, 48), []).append(who)
-    return [f"Paused {why}: {', '.join(who)}" for why, who in sorted(found.items())]
+    lines = [f"{paused_words(why)}: {', '.join(who)}" for why, who in sorted(found.items())]
+    return [f"P{line[1:]}" for line in lines]
 
 
 TITLES = ("STATE", "STAGE", "PATH", "RTT", "TOK/S", "EPOCH", "UP", "VER")

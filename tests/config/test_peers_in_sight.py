@@ -55,6 +55,10 @@ class Daemon:
             pipeline=SimpleNamespace(rounding=SentRounding()),
         )
         self.manifest = None
+        self.paused = ""
+        self.pausing = False
+        self.children = set[PeerId]()
+        self.availability = SimpleNamespace(run_paused_at=0.0, public_reason="")
         self.journal = Journal()
         self.identity = SimpleNamespace(peer_id=ME)
         self.clock = VirtualClock(NOW)
@@ -63,6 +67,9 @@ class Daemon:
 
     def standing_of(self, peer: PeerId) -> tuple[Life, float]:
         return self.vitals.look(peer, time.monotonic())
+
+    def own_children(self) -> set[PeerId]:
+        return self.children
 
     def body(self) -> PeerBody:
         return entry(ME, 1).body
@@ -162,6 +169,39 @@ def test_a_disk_that_is_full_or_gone_is_said(tmp_path, monkeypatch):
     assert "does not answer" in full_disk(tmp_path / "gone")
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=1 << 20))
     assert full_disk(tmp_path) == f"the disk of {tmp_path} is full: 1.0 MiB are free"
+
+
+def pause(daemon: Daemon, run_paused_at: float) -> None:
+    daemon.paused = "by its operator"
+    daemon.availability.run_paused_at = run_paused_at
+    daemon.availability.public_reason = "by its operator"
+
+
+def test_peers_that_the_owner_has_paused_have_not_left():
+    daemon = Daemon()
+    daemon.vitals.leaves(A, True)
+    daemon.vitals.dead(A, time.monotonic())
+    daemon.presence.sightings.lost = {C: (entry(C, 2, left_s=10.0), NOW)}
+    assert {shown(daemon)[p].state for p in (A, C)} == {"left"}
+    pause(daemon, NOW - 5.0)
+    for peer in (A, C):
+        assert shown(daemon)[peer].state == "paused"
+        assert shown(daemon)[peer].paused == "by the run's owner"
+    gone = entry(C, 2, "paused", left_s=10.0)
+    gone = replace(gone, body=replace(gone.body, paused="by the run's owner"))
+    daemon.presence.sightings.lost = {C: (gone, NOW)}
+    assert shown(daemon)[C].state == "paused", "it has said so before it went"
+    pause(daemon, NOW + 600.0)
+    assert shown(daemon)[C].state == "left", "long before the order"
+
+
+def test_the_children_of_a_paused_solo_run_are_paused():
+    daemon = Daemon()
+    daemon.presence.sightings.lost = {p: (entry(p, 2, left_s=10.0), NOW) for p in (A, C)}
+    daemon.children = {C}
+    assert shown(daemon)[C].state == "left"
+    pause(daemon, 0.0)
+    assert (shown(daemon)[C].state, shown(daemon)[A].state) == ("paused", "left")
 
 
 def manifest(epochs: int = 90) -> Any:
