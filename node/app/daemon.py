@@ -177,6 +177,7 @@ class Daemon(Node):
         if self.manifest is None and self.invite is not None:
             self.step = "asks the peers of the invite for the manifest of the run"
             self.manifest = await self._find_manifest(self.invite)
+        self._check_not_ended()
         solo = self._solo()
         self._banner(solo)
         self.tasks.spawn(self.view.keep_telling(), "telling", eternal=True)
@@ -299,8 +300,27 @@ class Daemon(Node):
         await orders.look()
         self.orders = orders
         if orders.ended and orders.known is not None and self.role != "rendezvous":
-            raise RunEnded(orders.known)
+            raise RunEnded(orders.known, self._after_end(manifest))
         self.tasks.spawn(orders.run(), "orders", eternal=True)
+
+    def _check_not_ended(self) -> None:
+        """Raises RunEnded where this peer knows already that the run has ended. A rendezvous goes
+        on and tells others so."""
+        m = self.manifest
+        if m is None or self.role == "rendezvous":
+            return
+        for text in (self.told_order, self.config.order(m.run_id)):
+            if order := ended(m.run_id, m.swarm.owner, text, self.clock.wall()):
+                self.config.keep_order(m.run_id, order.text)
+                raise RunEnded(order, self._after_end(m))
+
+    def _after_end(self, manifest: Manifest) -> str:
+        """Advice for this machine's people after the end of the run, "" for other peers than the
+        owner's."""
+        if manifest.swarm.owner != self.identity.peer_id:
+            return ""
+        file = str(self.config.manifest_path(manifest.run_id))
+        return going_on(manifest.training.epochs, file)
 
     def _obey(self, order: Order) -> None:
         """An order of the run's owner is in force."""
@@ -318,7 +338,7 @@ class Daemon(Node):
 
     async def _end_with_run(self, order: Order) -> None:
         """Finish the epoch under way and end, with the last state on the disk."""
-        why = f"the run was ended {order.words(self.clock.wall())}"
+        why = f"the run {order.sentence(self.clock.wall())}"
         async with self._changing:
             a = self.assembled
             if a is not None and a.training.started and not self.going:
@@ -329,13 +349,13 @@ class Daemon(Node):
                 if not await self._say_goodbye(a, why, self._epoch_s(), hands_over=False):
                     text = "the epoch did not end in time; ends all the same"
                     self.journal.emit("daemon", "run-end-hasty", text, "warning")
-        where = ""
-        if self.manifest is not None:
-            where = f" under {self.config.checkpoint_dir(self.manifest.run_id)}"
-        text = (
-            f"{why}; the last epoch of this stage is kept{where}. The owner goes on from it, and "
-            "exports the model, with  tutti swarm init --continue swarm.toml  and  tutti export DIR"
-        )
+        text = why
+        m = self.manifest
+        if m is not None:
+            where = self.config.checkpoint_dir(m.run_id)
+            text = f"{why}; the last epoch of this stage is kept under {where}"
+            if step := self._after_end(m):
+                text += f"; {step}"
         self.journal.emit("daemon", "run-ended", text)
         self.stop(why)
 

@@ -634,13 +634,12 @@ def _heed(manifest: Manifest, text: str, joins: bool) -> None:
         return  # the peer made it up
     if order.verb is Verb.END and joins:
         raise RunEnded(order)
-    done = {Verb.PAUSE: "paused", Verb.END: "ended"}.get(order.verb)
-    if done is None:
+    if order.verb is Verb.RESUME:
         return
     waits = ""
     if order.verb is Verb.PAUSE:
         waits = "; a peer that joins waits until the owner lets it go on"
-    print(f"the run is {done} {order.words(time.time())}{waits}", file=sys.stderr)
+    print(f"the run {order.sentence(time.time())}{waits}", file=sys.stderr)
 
 
 def _await_answer(places: tuple[str, ...], question: Ask, seed: bytes) -> Answer:

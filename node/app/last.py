@@ -14,6 +14,9 @@ from node.config import NodeConfig
 from node.control.words import clean, span
 from node.core.errors import LocalFault
 from node.core.ids import ENDS, short_cell, stage_name
+from node.identity.keys import Identity
+from node.manifest import Manifest
+from node.orders.order import RunEnded, ended, going_on
 
 TAIL = 1 << 18
 """Bytes at the end of the event file that are looked at."""
@@ -38,6 +41,8 @@ class LastKnown:
     of: int = 0
     at: float = 0.0
     why: str = ""
+    next_step: str = ""
+    """Advice for a run that its owner has ended; "" for one that can be started."""
 
     def document(self) -> dict[str, Any]:
         """The same as JSON-ready values."""
@@ -78,6 +83,12 @@ def last_known(config: NodeConfig) -> LastKnown:
         return LastKnown(at=at, why=why)
     manifest = known[0]
     run_id = manifest.run_id
+    next_step = ""
+    order = ended(run_id, manifest.swarm.owner, config.order(run_id), time.time())
+    if order is not None:
+        if _is_owner(config, manifest):
+            next_step = going_on(manifest.training.epochs, str(config.manifest_path(run_id)))
+        next_step = RunEnded(order, next_step).next_step
     return LastKnown(
         run_id=run_id,
         swarm=manifest.swarm.name,
@@ -86,7 +97,14 @@ def last_known(config: NodeConfig) -> LastKnown:
         of=manifest.training.epochs,
         at=at,
         why=why,
+        next_step=next_step,
     )
+
+
+def _is_owner(config: NodeConfig, manifest: Manifest) -> bool:
+    with contextlib.suppress(LocalFault):
+        return Identity.load(config.identity_path).peer_id == manifest.swarm.owner
+    return False
 
 
 def _epochs(checkpoints: Path) -> Iterator[tuple[int, int]]:
