@@ -23,6 +23,7 @@ from node.core.errors import (
     UsageFault,
 )
 from node.core.ids import ENDS, PeerId
+from node.core.journey import Losses
 from node.identity.invites import Invite, fitting_addresses, only_on, peer_of_address
 from node.inference import at_ends, forwarding
 from node.manifest import Manifest
@@ -294,10 +295,17 @@ class OperatorService(SnapshotBuilder, Window):
                 "another export is under way at this daemon",
                 "wait for its end, or end it with Ctrl-C",
             )
-        exporter = Exporter(a, d.transport, d.config, self._hosts, request)
+        exporter = Exporter(
+            a, d.transport, d.config, self._hosts, request, losses=self._last_losses()
+        )
         async with self._exporting, contextlib.aclosing(exporter.run()) as news:
             async for kind, text, fields in news:
                 yield as_event(Event(d.clock.wall(), "info", "export", kind, text, fields))
+
+    def _last_losses(self) -> Losses:
+        """The newest losses that this peer has heard of: the first plan after a pause has none."""
+        shown = self.tally.shown
+        return Losses(shown.loss, shown.loss_val)
 
     def _hosts(self, stage: int) -> list[PeerId]:
         """Other peers that host a stage, as the directory shows them."""

@@ -135,7 +135,8 @@ class _StageLost(Exception):
 
 class Exporter:
     """One export of the run that ``a`` takes part in. ``hosts(stage)`` lists other peers that host
-    a stage, as the directory shows them; it knows more than the plan when members are gone."""
+    a stage, as the directory shows them; it knows more than the plan when members are gone.
+    ``losses``: the newest that this peer has heard of, for a plan that knows none."""
 
     def __init__(
         self,
@@ -144,7 +145,10 @@ class Exporter:
         config: NodeConfig,
         hosts: Callable[[int], Iterable[PeerId]],
         request: ExportRequest,
+        *,
+        losses: Losses = UNKNOWN,
     ) -> None:
+        self._losses = losses
         self._a = a
         self._transport = transport
         self._config = config
@@ -232,7 +236,9 @@ class Exporter:
         self._progress.doing = f"writing {out.directory}"
         source = await self._blocking(source_in, self._config.places(m.run_id).weights)
         source = replace(source, repository=m.model.base or source.repository)
-        result = Result(version, plan.tokens, plan.loss, plan.loss_val, plan.reference)
+        loss = plan.loss or self._losses.training
+        held_out = plan.loss_val or self._losses.held_out
+        result = Result(version, plan.tokens, loss, held_out, plan.reference)
         adapters = m.model.adapter > 0 and not self._merged
         tokenizer = files.tokenizer_json is not None
         base = ""
@@ -254,8 +260,8 @@ class Exporter:
             "stages": self._progress.stages,
             "bytes": size,
             "tokens": plan.tokens,
-            "loss": plan.loss,
-            "loss_val": plan.loss_val,
+            "loss": loss,
+            "loss_val": held_out,
             "adapter": adapters,
             "tokenizer": tokenizer,
             "base": base,
