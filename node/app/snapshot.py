@@ -101,8 +101,8 @@ class Tally:
         return max(0.0, self._at + self.forecast_s - now)
 
     def gave_up(self, a: Assembled) -> None:
-        """This peer gives its stage up for a pause: keep what it has counted there. The speed is
-        measured anew afterwards."""
+        """This peer gives its stage up for a pause: keep its counts. The speed is measured anew
+        afterwards."""
         self.progress.restart()
         self.held = max(0, a.stage.version.epoch)
         if a.meter.micro_batches:
@@ -278,8 +278,8 @@ class SnapshotBuilder:
                 s.warnings.insert(0, trouble)
         found = self._cause(s)
         s.cause = found.kind
-        s.reason = found.what
-        s.next_step = found.step
+        s.reason = pasteable(found.what, d.config.home_flag)
+        s.next_step = pasteable(found.step, d.config.home_flag)
         s.healthy = not found.kind or found.usual
         return s
 

@@ -207,7 +207,7 @@ def init(
     rates = model is not None and file is None
     about_model = model is not None
     for line in made_of.lines(identity.name, shown, model=about_model, rates=rates):
-        print(line)
+        print(shared.advice(line))
     return ExitCode.OK
 
 

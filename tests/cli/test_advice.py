@@ -87,6 +87,22 @@ def test_a_group_without_a_verb_shows_its_verbs(tutti):
         assert shown.stderr.startswith("Usage: tutti")
 
 
+def test_commands_of_a_home_are_verbs_and_name_it():
+    assert set(ABOUT_A_HOME) <= {path[0] for path in VERBS}
+    text = "see  tutti logs , then  tutti swarm init --continue a b ; tutti trains; tutti status -h"
+    assert pasteable(text, "") == text
+    assert pasteable(text, " --home /h") == (
+        "see  tutti --home /h logs , then  tutti --home /h swarm init --continue a b ; tutti "
+        "trains; tutti status -h"
+    )
+    named = "see  tutti service status --home /x ,  tutti status --home /x"
+    assert pasteable(named, " --home /h") == named
+    beside = pasteable("with  tutti start , or name one with  --home DIR", " --home /h")
+    assert beside == "with  tutti --home /h start , or name one with  --home DIR"
+    once = pasteable(text, r" --home '/a \1'")
+    assert pasteable(once, " --home /h") == once
+
+
 def test_a_name_is_suggested_once(tutti):
     assert tutti("swarm", "ini").stderr.lower().count("did you mean") == 1
 
