@@ -72,8 +72,8 @@ Kind = TypeVar("Kind", bound=Asked)
 
 
 class Forks:
-    """Starts daemons. The process that forks them comes with the first and ends with this one. To
-    be used by one thread: answers are read in turn."""
+    """Starts daemons. The process that forks them comes with the first and ends with this one.
+    Only one thread may use it, because answers are read in turn."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
