@@ -385,6 +385,7 @@ class Daemon(Node):
         if keeper.paused.by is not By.RUN:
             text += "; go on with  tutti resume"
         self.journal.emit("daemon", "paused", text)
+        self.view.recall_epoch()
         self.paused = keeper.public_reason
         self.put_away.set()
         presence.announce(self.body)

@@ -93,7 +93,7 @@ def last_known(config: NodeConfig) -> LastKnown:
         run_id=run_id,
         swarm=manifest.swarm.name,
         cell=config.cell(run_id),
-        epochs=tuple(sorted(_epochs(config.checkpoint_dir(run_id)))),
+        epochs=tuple(sorted(epochs_on_disk(config.checkpoint_dir(run_id)))),
         of=manifest.training.epochs,
         at=at,
         why=why,
@@ -107,7 +107,7 @@ def _is_owner(config: NodeConfig, manifest: Manifest) -> bool:
     return False
 
 
-def _epochs(checkpoints: Path) -> Iterator[tuple[int, int]]:
+def epochs_on_disk(checkpoints: Path) -> Iterator[tuple[int, int]]:
     """Stage and newest epoch of the checkpoints in a directory."""
     for stage, where in _numbered(checkpoints, _STAGE):
         epochs = [epoch for epoch, _ in _numbered(where, _EPOCH)]

@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from node.app.assembly import Assembled
 from node.app.capacity import PROCESS, stage_demands
+from node.app.last import epochs_on_disk
 from node.app.node import Node
 from node.app.progress import Progress
 from node.availability.machine import By
@@ -611,6 +612,15 @@ class SnapshotBuilder:
             loss=self.tally.shown.loss,
             stages=m.pipeline.stages,
         )
+
+    def recall_epoch(self) -> None:
+        """This peer starts paused: show the epoch of its checkpoints until others tell a later
+        one."""
+        if self._d.manifest is None:
+            return
+        checkpoints = self._d.config.checkpoint_dir(self._d.manifest.run_id)
+        epochs = [epoch for _, epoch in epochs_on_disk(checkpoints)]
+        self.tally.held = max(epochs, default=0)
 
     def _run_epoch(self, m: Manifest) -> int:
         """Epoch of the run. A peer without parameters goes by the records of others that have some,

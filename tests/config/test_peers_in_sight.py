@@ -235,6 +235,21 @@ def test_a_peer_without_parameters_shows_the_epoch_of_the_others():
     assert builder.peers_in_sight().swarm.epoch == 90, "no more than the run has"
 
 
+def test_a_peer_that_starts_paused_shows_the_epoch_of_its_checkpoints(tmp_path):
+    daemon = Daemon()
+    daemon.manifest = manifest()
+    daemon.assembled = None
+    daemon.config = SimpleNamespace(checkpoint_dir=lambda run_id: tmp_path)
+    held(daemon, {A: 0})
+    builder: Any = SnapshotBuilder(daemon)  # type: ignore[arg-type]
+    for name in ("epoch-30", "epoch-60", "epoch-x"):
+        (tmp_path / "stage-0" / name).mkdir(parents=True)
+    builder.recall_epoch()
+    assert builder.peers_in_sight().swarm.epoch == 60
+    held(daemon, {A: 75})
+    assert builder.peers_in_sight().swarm.epoch == 75
+
+
 def test_a_peer_that_gave_its_stage_up_keeps_its_counts_and_measures_the_speed_anew():
     daemon = Daemon()
     daemon.manifest = manifest()
