@@ -26,7 +26,7 @@ from node.checkpoint.archive.machine import Every
 from node.checkpoint.settings import PLACE, PLACE_SAYS, CheckpointSettings
 from node.core.errors import LocalFault, Refused, TooNew, UsageFault, writing
 from node.core.home import control_socket, expanded, home_named, user_dir
-from node.core.ids import is_cell
+from node.core.ids import PeerId, is_cell
 from node.core.interrupts import held
 from node.core.tables import setting, settings_of, unknown
 from node.data.settings import NO_PLACES, Places
@@ -481,6 +481,20 @@ class NodeConfig:
     def keep_acquaintances(self, run_id: str, addresses: Sequence[str]) -> None:
         """Remember them, so that a start finds the swarm when whoever made the invite is gone."""
         _note(self.swarm_dir(run_id) / "peers", "".join(f"{a}\n" for a in addresses))
+
+    def names(self, run_id: str) -> dict[PeerId, str]:
+        """Names that peers of a run have announced here."""
+        try:
+            kept = json.loads(_kept(self.swarm_dir(run_id) / "names.json"))
+        except (ValueError, RecursionError):
+            return {}
+        if not isinstance(kept, dict):
+            return {}
+        return {PeerId(str(peer)): str(name) for peer, name in kept.items()}
+
+    def keep_names(self, run_id: str, names: Mapping[PeerId, str]) -> None:
+        """Remember them, so that a command without a daemon calls a peer as all others do."""
+        _note(self.swarm_dir(run_id) / "names.json", json.dumps(names))
 
     def places(self, run_id: str) -> Places:
         """Where the files of a run are: as the user has set it here, else as the user set it at an

@@ -31,7 +31,7 @@ from node.control.doctor import LIMIT_S, Checkup, examine
 from node.control.retries import ATTEMPT_S, Busy, GiveUp, Retries, busy_s
 from node.control.sockets import listener
 from node.control.text import consent_lines
-from node.control.words import bits, clean, several
+from node.control.words import bits, clean
 from node.core import interrupts
 from node.core.errors import (
     ExitCode,
@@ -43,7 +43,7 @@ from node.core.errors import (
     WireError,
 )
 from node.core.ids import ENDS, PeerId, RunId, short
-from node.core.numbers import human
+from node.core.numbers import human, several
 from node.core.version import PROTOCOLS
 from node.data.places import check_not_saved, directory, named_for_one_run, tokenizer_file
 from node.data.settings import Places
@@ -634,13 +634,12 @@ def _heed(manifest: Manifest, text: str, joins: bool) -> None:
         return  # the peer made it up
     if order.verb is Verb.END and joins:
         raise RunEnded(order)
-    done = {Verb.PAUSE: "paused", Verb.END: "ended"}.get(order.verb)
-    if done is None:
+    if order.verb is Verb.RESUME:
         return
     waits = ""
     if order.verb is Verb.PAUSE:
         waits = "; a peer that joins waits until the owner lets it go on"
-    print(f"the run is {done} {order.words(time.time())}{waits}", file=sys.stderr)
+    print(f"the run {order.sentence(time.time())}{waits}", file=sys.stderr)
 
 
 def _await_answer(places: tuple[str, ...], question: Ask, seed: bytes) -> Answer:

@@ -100,8 +100,9 @@ def _order(word: str, reason: str, delay: str, as_json: bool) -> int:
             {"number": number, "verb": word, "begins": begins, "run_id": manifest.run_id}
         )
     else:
-        print(
+        said = (
             f"signed   {word} of run {manifest.run_id[:12]}, from {clock_words(begins)} on; "
             "see  tutti status"
         )
+        print(shared.advice(said))
     return ExitCode.OK

@@ -60,7 +60,7 @@ def validate(file: Path | None, no_open: bool, as_json: bool, **at: Any) -> int:
     note = f"   not signed yet:  tutti swarm init --from {quote(str(file))}"
     if signed:
         note = "signature good"
-    print(f"ok   {file}   run {manifest.run_id[:12]}   {note}")
+    print(shared.advice(f"ok   {file}   run {manifest.run_id[:12]}   {note}"))
     print(f"data {joining.content_line(manifest, corpus)}")
     if not signed and (missing := left_out(file.read_bytes())):
         print(
@@ -287,10 +287,11 @@ def _sign_change(
             {"revision": revision, "run_id": manifest.run_id, "epoch": snapshot.epoch}
         )
     else:
-        print(
+        said = (
             f"signed   change {revision} of run {manifest.run_id[:12]}: it comes into force with "
             "the next epoch; see  tutti status"
         )
+        print(shared.advice(said))
     return ExitCode.OK
 
 

@@ -28,6 +28,23 @@ def few(told: S, most: int, what: str) -> S:
     return told
 
 
+def plural(number: int, what: str) -> str:
+    """1, "peer" -> "peer"; 2 -> "peers"; 2, "micro-batch" -> "micro-batches"; 2, "copy" ->
+    "copies"."""
+    if number == 1:
+        return what
+    if what.endswith(("s", "x", "z", "tch", "sh")):
+        return f"{what}es"
+    if what.endswith("y") and what[-2:-1] not in "aeiou":
+        return f"{what[:-1]}ies"
+    return f"{what}s"
+
+
+def several(number: int, what: str) -> str:
+    """1, "peer" -> "1 peer"; 2 -> "2 peers", with :func:`plural`."""
+    return f"{number} {plural(number, what)}"
+
+
 def human(size: float) -> str:
     """Bytes for people: "9.8 GiB"."""
     value = size

@@ -216,6 +216,35 @@ def from_text(text: Any, hint: Any) -> Any:
     return text
 
 
+ALIASES: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("width", "hidden_size", "hidden", "n_embd", "embed_dim", "dim", "d_embed"), "d_model"
+    ),
+    **dict.fromkeys(("n_layer", "n_layers", "num_layers", "num_hidden_layers", "depth"), "layers"),
+    **dict.fromkeys(("n_head", "n_heads", "num_heads", "num_attention_heads"), "heads"),
+    **dict.fromkeys(("n_kv_heads", "num_kv_heads", "num_key_value_heads"), "kv_heads"),
+    "head_dim": "head_width",
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "hidden_dim", "n_inner", "d_ffn"), "d_ff"),
+    **dict.fromkeys(("vocab_size", "n_vocab"), "vocab"),
+    **dict.fromkeys(
+        ("block_size", "context", "context_length", "max_seq_len", "max_length", "n_ctx"),
+        "seq_len",
+    ),
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), "positions"),
+    **dict.fromkeys(("lora_r", "lora_rank", "rank"), "adapter"),
+    "lora_alpha": "adapter_alpha",
+    "rms_norm_eps": "norm_eps",
+    "learning_rate": "lr",
+    "warmup_steps": "warmup",
+    **dict.fromkeys(("max_steps", "num_train_epochs", "steps"), "epochs"),
+    **dict.fromkeys(("batch_size", "global_batch_size", "train_batch_size"), "target_batch"),
+    **dict.fromkeys(
+        ("micro_batch_size", "microbatch_size", "per_device_train_batch_size"), "micro_batch"
+    ),
+}
+"""Keys of settings by the names that other libraries have for them."""
+
+
 def unknown(name: str, known: list[str], source: str = "") -> UsageFault:
     """The complaint about a name nobody reads, with the nearest one that exists."""
     near = _meant(name, known)
@@ -234,6 +263,10 @@ def _meant(name: str, known: list[str]) -> str:
     """The known name that ``name`` is probably a typo of; "" if none is close. Keys are compared
     within a section and sections by themselves: a common section makes two names no more alike."""
     section, _, key = name.rpartition(".")
+    known_as = [one for one in known if one.rpartition(".")[2] == ALIASES.get(key)]
+    for one in known_as:
+        if len(known_as) == 1 or one.rpartition(".")[0] == section:
+            return one
     keys: dict[str, list[str]] = {}
     for one in known:
         keys.setdefault(one.rpartition(".")[0], []).append(one.rpartition(".")[2])

@@ -7,6 +7,7 @@ worth nothing in another.
 
 import base64
 import json
+import shlex
 import time
 from dataclasses import dataclass
 from enum import StrEnum
@@ -58,6 +59,14 @@ class Order:
     def _rank(self) -> tuple[bool, int, str]:
         return self.verb is Verb.END, self.number, self.text
 
+    def sentence(self, wall: float) -> str:
+        """The order as what happened to the run: "was paused by the run's owner 12 min ago"."""
+        done = {Verb.PAUSE: "paused", Verb.RESUME: "resumed", Verb.END: "ended"}[self.verb]
+        verb = "was"
+        if self.begins > wall:
+            verb = "will be"
+        return f"{verb} {done} {self.words(wall)}"
+
     def words(self, wall: float) -> str:
         """The order as a part of a sentence: "by the run's owner 12 min ago: 'moving disks'";
         ``wall``: Unix time."""
@@ -71,14 +80,22 @@ class Order:
 
 
 class RunEnded(Refused):
-    """The owner of the run has ended it, so no peer takes part any more."""
+    """The owner of the run has ended it, so no peer takes part any more. ``next_step``: advice for
+    this machine's people, by :func:`going_on` for the owner."""
 
-    def __init__(self, order: Order) -> None:
-        super().__init__(
-            f"this run was ended {order.words(time.time())}",
-            "its owner goes on from the last epoch with another run:  tutti swarm init --continue "
-            "swarm.toml ; ask for an invite to that one",
-        )
+    def __init__(self, order: Order, next_step: str = "") -> None:
+        invited = "its owner may go on in another run: ask for an invite to that one"
+        super().__init__(f"this run {order.sentence(time.time())}", next_step or invited)
+
+
+def going_on(epochs: int, file: str) -> str:
+    """Advice for the owner of an ended run: the way to train on from its last epoch, or to export
+    it. ``epochs``: number of the run; ``file``: its manifest on this machine."""
+    return (
+        "go on from its last epoch in another run, and export it from there:  tutti swarm init "
+        f"--continue {shlex.quote(file)} more.toml --epochs {2 * epochs} , then  tutti start "
+        "more.toml  and  tutti export DIR"
+    )
 
 
 def next_number(known: int, wall: float) -> int:
@@ -161,6 +178,18 @@ def read(run_id: RunId, owner: str, text: str) -> Order:
             f"not an order that the owner signed for this run: {str(e)[:200]}", _AGAIN
         ) from e
     return Order(number, verb, float(begins), reason, text)
+
+
+def ended(run_id: RunId, owner: str, text: str, wall: float) -> Order | None:
+    """The order in a text if it has ended the run by ``wall``, in Unix seconds; None for any other
+    text."""
+    try:
+        order = read(run_id, owner, text)
+    except Refused:
+        return None
+    if order.verb is Verb.END and order.begins <= wall:
+        return order
+    return None
 
 
 def _packed(table: dict[str, Any]) -> str:

@@ -44,6 +44,22 @@ def test_the_own_receipts_are_summed_for_each_peer(tutti, ours, swarm):
     assert (run["unsigned"], run["left_out"], run["refused"]) == (0, 0, [])
 
 
+def test_a_peer_has_the_name_that_it_has_announced(tutti, ours, swarm):
+    written(book(ours), swarm.epoch())
+    first, *others = swarm.peers
+    ours.keep_names(RUN, {first: "gpu-under-my-desk"})
+    said = tutti("ledger").good()
+    assert f"gpu-under-my-desk ({first[-6:]})" in said
+    assert name_of(first) not in said
+    for peer in others:
+        assert f"{name_of(peer)} ({peer[-6:]})" in said
+    told = json.loads(tutti("ledger", "--json").good())
+    assert "gpu-under-my-desk" in {p["name"] for p in told["runs"][0]["peers"]}
+    for damaged in ("[1]", "{", ""):
+        (ours.swarm_dir(RUN) / "names.json").write_text(damaged)
+        assert name_of(first) in tutti("ledger").good()
+
+
 def test_without_receipts_the_next_step_is_said(tutti):
     refused(tutti("ledger"), 2, "tutti ledger FILE")
     refused(tutti("ledger", "no-such-file"), 2, "no-such-file")
@@ -95,7 +111,7 @@ def test_a_newest_epoch_without_certificate_does_not_count_and_is_no_fault(tutti
     written(book(ours), records[0], replace(records[1], certificate=None))
     shown = tutti("ledger")
     assert shown.returncode == 0
-    assert "1 epochs with 64 tokens are not certified" in shown.stdout
+    assert "not certified, so not counted: 1 epoch, 64 tokens" in shown.stdout
 
 
 def test_records_that_are_no_records_are_damage(tutti, ours, swarm):

@@ -15,6 +15,8 @@ from node.orders.order import (
     MAX_REASON,
     RunEnded,
     Verb,
+    ended,
+    going_on,
     next_number,
     read,
     signed,
@@ -53,6 +55,19 @@ def test_an_order_is_read_as_it_was_signed(owner: Identity) -> None:
     )
     assert len(widest) <= MAX_ORDER
     assert widest.isascii()
+
+
+def test_an_end_is_known_from_the_text_that_was_kept(owner: Identity) -> None:
+    def text(verb: Verb) -> str:
+        return signed(RUN, owner.peer_id, owner, verb, number=1, begins=WALL)
+
+    order = ended(RUN, owner.peer_id, text(Verb.END), WALL)
+    assert order is not None
+    assert order.sentence(WALL + 725) == "was ended by the run's owner 12 min ago"
+    assert order.sentence(WALL - 30) == "will be ended by the run's owner in 30 s"
+    assert ended(RUN, owner.peer_id, text(Verb.END), WALL - 1) is None, "not in force yet"
+    for other in (text(Verb.PAUSE), "", "rubbish", text(Verb.END)[1:]):
+        assert ended(RUN, owner.peer_id, other, WALL) is None
 
 
 def test_only_the_owner_of_a_run_that_has_one_gives_orders(owner: Identity, tmp_path: Path) -> None:
@@ -135,4 +150,6 @@ def test_an_end_is_final_and_the_number_decides_otherwise(owner: Identity) -> No
     assert not order(Verb.RESUME, 99).outranks(end)
     twin = order(Verb.PAUSE, 1, "the same number")
     assert twin.outranks(pause) != pause.outranks(twin), "all peers choose the same of two"
-    assert "--continue" in RunEnded(end).next_step
+    assert "an invite" in RunEnded(end).next_step
+    step = RunEnded(end, going_on(150, "/a b/swarm.toml")).next_step
+    assert "tutti swarm init --continue '/a b/swarm.toml' more.toml --epochs 300 " in step

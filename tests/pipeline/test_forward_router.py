@@ -175,7 +175,7 @@ async def test_work_that_nobody_can_do_ends(net):
     with pytest.raises(NetworkFault, match="I host stage 9"):
         await way.take(0, work)
     nobody = ForwardRouter(net.transports[ME], PipelineSettings(), lambda: None)
-    with pytest.raises(NetworkFault, match="not begun"):
+    with pytest.raises(NetworkFault, match="stages still load"):
         await nobody.look()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -60,9 +61,23 @@ def client(ours: NodeConfig | None = None) -> ControlClient:
     return ControlClient(control_socket(home), home=home)
 
 
+def home_flag() -> str:
+    """The home as the command line has named it: " --home DIR", "" where it did not."""
+    if "home" not in HOME:
+        return ""
+    return f" {HOME_OPTION} {shlex.quote(HOME['home'])}"
+
+
+def advice(text: str) -> str:
+    """The text with the home of this command line named in its commands."""
+    from node.core.home import pasteable
+
+    return pasteable(text, home_flag())
+
+
 def say(text: str) -> None:
     """Print a line on stderr, which has everything that is not data."""
-    print(text, file=sys.stderr, flush=True)
+    print(advice(text), file=sys.stderr, flush=True)
 
 
 def print_json(document: Any) -> None:
