@@ -66,6 +66,22 @@ def test_one_certificate_proves_all_epochs_before_it_and_one_signature_all_state
     assert run.signatures == votes + len(swarm.peers)
 
 
+def test_a_certificate_with_its_ballots_in_another_order_is_checked_once() -> None:
+    swarm = SigningSwarm()
+    record = swarm.epoch()
+    few = swarm.certificate(record.plan, record.made, votes=len(swarm.peers) // 2 - 1)
+    turned = replace(few, ballots=few.ballots[::-1])
+    once = audited([replace(record, certificate=few)])
+    twice = audited([replace(record, certificate=c) for c in (few, turned)])
+    assert once.signatures > 0
+    assert twice.signatures == once.signatures
+    assert not twice.accounts
+    alone = replace(few, ballots=few.ballots[:1])
+    assert audited([replace(record, certificate=c) for c in (few, alone)]).signatures > (
+        once.signatures
+    )
+
+
 def test_epochs_without_a_majority_do_not_count() -> None:
     swarm = SigningSwarm()
     records = [swarm.epoch() for _ in range(2)]

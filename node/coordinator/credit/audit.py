@@ -13,11 +13,11 @@ have an order: of two histories of one epoch, the one in the earlier file counts
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from node.consensus.voters import is_majority
-from node.consensus.votes import Certificate, CheckSignature, signing_domain
+from node.consensus.votes import Certificate, CheckSignature, proof, signing_domain
 from node.coordinator.credit.account import Account, Ground, Refused, settle
 from node.coordinator.credit.record import EpochRecord
 from node.coordinator.credit.statement import Signed, Statement, work_domain
@@ -103,7 +103,8 @@ class _Epoch:
     made: Version
     dropped: tuple[int, ...]
     claimed: set[int] = field(default_factory=set)
-    certificates: list[Certificate] = field(default_factory=list)
+    certificates: dict[Hashable, Certificate] = field(default_factory=dict)
+    """Certificates by their proofs: those of several files differ in the order of their ballots."""
     signed: dict[PeerId, dict[Signed, None]] = field(default_factory=dict)
     """Statements by the signers that they name, each once."""
 
@@ -133,8 +134,8 @@ class _Auditing:
         if epoch is None:
             epoch = self._epochs[key] = _Epoch(file, record.plan, record.made, record.dropped)
         epoch.claimed.add(record.tokens)
-        if record.certificate is not None and record.certificate not in epoch.certificates:
-            epoch.certificates.append(record.certificate)
+        if record.certificate is not None:
+            epoch.certificates.setdefault(proof(record.certificate), record.certificate)
         for signed in record.signed:
             epoch.signed.setdefault(signed.peer, {})[signed] = None
 
@@ -186,7 +187,7 @@ class _Auditing:
     # ----------------------------------------------------------- certificates
 
     def _certified(self, epoch: _Epoch) -> bool:
-        return any(self._proves(c, epoch) for c in epoch.certificates)
+        return any(self._proves(c, epoch) for c in epoch.certificates.values())
 
     def _proves(self, c: Certificate, epoch: _Epoch) -> bool:
         """Return True if a majority of the plan's voters has signed this certificate."""
