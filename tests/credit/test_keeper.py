@@ -1,7 +1,7 @@
 """Credit of one peer: what it signs, sends, passes on and writes."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 
 from node.coordinator.credit.keeper import Credit, Shares
 from node.coordinator.credit.record import EpochRecord
-from node.coordinator.credit.statement import Signed, Statement
+from node.coordinator.credit.statement import Signed, Statement, work_domain
 from node.core.clock import SystemClock
 from node.core.errors import WireError
 from node.core.ids import ENDS, PeerId
@@ -239,6 +239,64 @@ async def test_a_member_with_a_wrong_signature_has_committed_a_fault() -> None:
     collected(rig, record, Signed(liar.peer, liar.said, b"\1" * 64))
     await rig.follows(swarm.plan())
     assert rig.faults == [liar.peer]
+
+
+def padded(swarm: SigningSwarm, signed: Signed, nbytes: int) -> Signed:
+    """The statement with an unknown field of as many bytes, under its signer's signature."""
+    padding = bytes([0xFA, 0x7F, *varint(nbytes)]) + bytes(nbytes)  # number 2047
+    said = signed.said + padding
+    return Signed(signed.peer, said, swarm.keys[signed.peer].sign(said, work_domain(RUN)))
+
+
+def varint(n: int) -> bytes:
+    raw = []
+    while n > 127:
+        raw.append(n & 127 | 128)
+        n >>= 7
+    return bytes([*raw, n])
+
+
+async def test_statements_that_fill_a_record_cost_those_who_made_them_long() -> None:
+    swarm = SigningSwarm(ends=1, stages=3, replicas=30, micro_batches=90)
+    leader = swarm.peers[0]
+    rig = Rig(swarm, leader)
+    record = swarm.epoch()
+    rig.commits(record)
+    liars = {s.peer for s in record.signed[1:71]}
+    others = [s for s in record.signed[1:] if s.peer not in liars]
+    long = [padded(swarm, s, WORK - 4096) for s in record.signed if s.peer in liars]
+    collected(rig, record, *long, *others)
+    await rig.follows(swarm.plan(), record.certificate)
+    (written,) = rig.records
+    kept = {s.peer for s in written.signed}
+    assert kept >= {leader, *(s.peer for s in others)}
+    lost = liars - kept
+    assert 0 < len(lost) < 20, "as many as fit"
+    (said,) = [e for e in rig.journal.recent() if e.kind == "receipt-refused"]
+    assert said.fields["grounds"] == {"room": len(lost)}
+    assert set(said.fields["peers"]) <= lost
+    (unsigned,) = [e for e in rig.journal.recent() if e.kind == "work-unsigned"]
+    assert set(unsigned.fields["peers"]) <= lost
+
+
+async def test_refusals_of_an_epoch_are_one_line() -> None:
+    swarm = SigningSwarm(ends=1, stages=3, replicas=1, micro_batches=200)
+    rig = Rig(swarm, swarm.peers[ENDS])
+    liar = swarm.peers[1]
+
+    def lies(peer: PeerId, said: Statement) -> Statement:
+        if peer == liar:
+            return replace(said, sizes=(99,) * len(said.sizes))
+        return said
+
+    record = swarm.epoch(change=lies)
+    rig.commits(record)
+    collected(rig, record, *record.signed)
+    await rig.follows(swarm.plan(), record.certificate)
+    (said,) = [e for e in rig.journal.recent() if e.kind == "receipt-refused"]
+    assert said.fields["grounds"] == {"size": 200}
+    assert said.fields["peers"] == [liar]
+    assert said.epoch == 0
 
 
 @pytest.mark.parametrize("work", [b"\xff" * 30, bytes(WORK + 1)], ids=["no message", "too large"])

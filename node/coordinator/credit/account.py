@@ -33,6 +33,8 @@ class Ground(StrEnum):
     """The statement is of another epoch, another history or another cell."""
     STRANGER = "stranger"
     """The signer did not work by the plan."""
+    ROOM = "room"
+    """The statement has no room in the record of its epoch, where shorter ones come first."""
     SIZE = "size"
     """The micro-batch has another number of tokens, as its origin says."""
     SUM = "sum"

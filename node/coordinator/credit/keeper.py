@@ -4,6 +4,7 @@ records for the book, journal events. Never: a decision of the epoch; an account
 (:mod:`node.coordinator.credit.account`)."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -31,6 +32,8 @@ ADDRESSED = 32 << 10
 """Bytes of statements that a leader adds to a plan for one member."""
 SAY_EVERY_S = 60.0
 """Seconds between two events about work without a receipt."""
+MOST_SAID = 8
+"""Peers that an event names."""
 
 
 Collected = tuple[Signed, frozenset[int]]
@@ -150,17 +153,19 @@ class Credit:
         if leads:
             signed = [s for s, _ in self._of(pending.plan.hash).values()]
         elif receipts is not None:
-            signed = self._received(receipts)
+            signed = self._received(pending.plan, receipts)
         if pending.own is not None and pending.own not in signed:
             signed.append(pending.own)
         done = self._settle(pending, signed, certificate, leads)
         self._kit.tasks.spawn(done, "receipts")
 
-    def _received(self, note: pb.ReceiptsNote) -> list[Signed]:
+    def _received(self, plan: Plan, note: pb.ReceiptsNote) -> list[Signed]:
+        """The statements about the epoch of ``plan`` that came with the next one."""
         try:
             return [Signed.of(r) for r in note.receipts]
         except WireError as e:
-            self._say(Refused(Ground.MALFORMED, self._kit.me, 0, str(e)))
+            malformed = Refused(Ground.MALFORMED, plan.leader, plan.epoch, str(e))
+            self._say_refused(plan.epoch, [malformed])
             return []
 
     async def _settle(
@@ -175,8 +180,8 @@ class Credit:
         kit = self._kit
         async with self._order:
             account, why = await asyncio.to_thread(self._settled, pending, signed, certificate)
+        self._say_refused(account.epoch, account.refused)
         for refused in account.refused:
-            self._say(refused)
             if leads and refused.ground is Ground.FORGED:
                 # Each member has sent its statement itself.
                 kit.transport.fault(refused.peer, f"a statement of work: {refused.text}", 1.0)
@@ -206,32 +211,29 @@ class Credit:
         self, pending: Pending, signed: Sequence[Signed], certificate: Certificate | None
     ) -> tuple[Account, str]:
         """The account of an epoch, and the reason why its record was not written. Blocks."""
-        domain = work_domain(self._kit.facts.run_id)
-        good = list[Signed]()
+        facts = self._kit.facts
+        domain = work_domain(facts.run_id)
         refused = list[tuple[Ground, PeerId, str]]()
-        statements: dict[PeerId, Statement] = {}
+        good: dict[Signed, Statement] = {}
         for each in signed:
             if not is_signed(self._identity, each.peer, each.said, each.signature, domain):
                 refused.append((Ground.FORGED, each.peer, "its signature is wrong"))
                 continue
             try:
-                statements[each.peer] = Statement.parse(each.said)
+                good[each] = Statement.parse(each.said)
             except WireError as e:
                 refused.append((Ground.MALFORMED, each.peer, str(e)))
-                continue
-            good.append(each)
-        plan = pending.plan
-        account = settle(plan, pending.made, pending.dropped, pending.tokens, statements)
+        p = pending
+        whole = EpochRecord(facts.run_id, p.plan, p.dropped, p.tokens, certificate, tuple(good))
+        record = whole.fitting()
+        # The account is that of the record: a statement without room in it confirms nothing.
+        statements = {each.peer: good[each] for each in record.signed}
+        account = settle(p.plan, p.made, p.dropped, p.tokens, statements)
         for about in refused:
             account.refuse(*about)
-        record = EpochRecord(
-            self._kit.facts.run_id,
-            plan,
-            pending.dropped,
-            pending.tokens,
-            certificate,
-            tuple(good),
-        )
+        for each in good.keys() - set(record.signed):
+            text = f"its statement of {len(each.said)} bytes has no room in the record"
+            account.refuse(Ground.ROOM, each.peer, text)
         # Also without a statement: the row of plans proves what the epochs before have counted.
         return account, self._written(record)
 
@@ -291,15 +293,24 @@ class Credit:
 
     # ----------------------------------------------------------- for people
 
-    def _say(self, refused: Refused) -> None:
+    def _say_refused(self, epoch: int, refused: Sequence[Refused]) -> None:
+        """Log the refusals of an epoch in one line: a peer can cause one for each micro-batch."""
+        if not refused:
+            return
+        first = refused[0]
+        text = f"{first.ground.value}: {short(first.peer)}: {first.text}"
+        if len(refused) > 1:
+            text += f"; and {len(refused) - 1} more"
+        peers = Counter(r.peer for r in refused)
         self._kit.journal.emit(
             "training",
             "receipt-refused",
-            f"{refused.ground.value}: {short(refused.peer)}: {refused.text}",
+            text,
             "warning",
-            epoch=refused.epoch,
-            peer=refused.peer,
-            ground=refused.ground.value,
+            epoch=epoch,
+            count=len(refused),
+            grounds=dict(Counter(r.ground.value for r in refused)),
+            peers=[peer for peer, _ in peers.most_common(MOST_SAID)],
         )
 
     def _say_unsigned(self, account: Account) -> None:
@@ -316,7 +327,7 @@ class Credit:
             f"{names(silent)} did not confirm them",
             epoch=account.epoch,
             tokens=unsigned,
-            peers=silent[:8],
+            peers=silent[:MOST_SAID],
         )
 
 
