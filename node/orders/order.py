@@ -2,10 +2,9 @@
 peer tells. Leaves: the signed text, or the order in it. Never: a file, a socket.
 
 The text is the signature in base64, a line feed, and the signed JSON. It names the run, so it is
-worth nothing in another.
+worth nothing in another. An order has one text: peers compare orders by it.
 """
 
-import base64
 import json
 import time
 from dataclasses import dataclass
@@ -15,7 +14,8 @@ from typing import Any
 from node.availability.words import ago, rounded
 from node.core.errors import Refused, UsageFault
 from node.core.ids import PeerId, RunId
-from node.identity.keys import Identity, verify
+from node.identity.keys import Identity
+from node.identity.signed_text import sign_text, signed_body
 
 DOMAIN = "tutti/order/1"
 MAX_ORDER = 1024
@@ -125,7 +125,7 @@ def signed(
             "reason": reason,
         }
     )
-    text = base64.b64encode(identity.sign(body.encode(), DOMAIN)).decode() + "\n" + body
+    text = sign_text(identity, body, DOMAIN)
     if len(text) > MAX_ORDER:
         raise UsageFault(
             f"the reason does not fit into an order of {MAX_ORDER} characters", "shorten it"
@@ -135,12 +135,11 @@ def signed(
 
 def read(run_id: RunId, owner: str, text: str) -> Order:
     """The order in a text. Raises Refused, with the reason, for one that nobody may obey: too long,
-    of another run, not signed by the owner."""
+    of another run, not signed by the owner, or spelled in another way than :func:`signed` does."""
     if len(text) > MAX_ORDER:
         raise Refused(f"an order of {len(text)} characters, at most {MAX_ORDER} are read", _AGAIN)
-    signature, _, body = text.partition("\n")
     try:
-        verify(PeerId(owner), body.encode(), base64.b64decode(signature, validate=True), DOMAIN)
+        body = signed_body(PeerId(owner), text, DOMAIN)
         table: dict[str, Any] = json.loads(body)
         if set(table) != {"run", "number", "verb", "begins", "reason"}:
             raise ValueError("other fields than an order has")
@@ -156,6 +155,8 @@ def read(run_id: RunId, owner: str, text: str) -> Order:
         if type(reason) is not str or len(reason) > MAX_REASON or not reason.isprintable():
             raise ValueError("its reason is no line of text")
         verb = Verb(table["verb"])
+        if body != _packed(table):
+            raise ValueError("its JSON is spelled in another way than an order is")
     except (ValueError, TypeError, RecursionError, Refused) as e:
         raise Refused(
             f"not an order that the owner signed for this run: {str(e)[:200]}", _AGAIN
