@@ -3,6 +3,8 @@
 import asyncio
 import errno
 import json
+import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -321,6 +323,164 @@ def test_a_copy_that_is_given_up_is_none(store: CheckpointStore, tmp_path: Path,
     with pytest.raises(Interrupted):
         archive.save(store, STAGE, 4, keep=1, goes_on=goes_on)
     assert epochs(archive) == [3]
+
+
+# ----------------------------------------------------------- a place of a stranger
+
+
+def own(there: Path, epoch: int, me: str = ME) -> Path:
+    return there / RUN[:12] / f"stage-{STAGE}" / me / f"epoch-{epoch}"
+
+
+def test_a_flush_that_fails_makes_no_copy(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "there"
+    flushed: list[str] = []
+    fails_at: list[str] = []
+
+    def fsync(fd: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{fd}")).name
+        flushed.append(name)
+        if name in fails_at:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    archive_at(str(there)).save(store, STAGE, 3, keep=1)
+    names = {*FILES, BEGUN, WHOLE, "epoch-3", ME, f"stage-{STAGE}", RUN[:12]}
+    assert set(flushed) == names
+    assert flushed.index(WHOLE) > flushed.index(FILES[0])
+    for name in sorted(names - {"epoch-3", BEGUN}):
+        fails_at[:] = [name]
+        with pytest.raises(LocalFault, match="Input/output error"):
+            archive_at(str(there)).save(store, STAGE, 4, keep=1)
+        shutil.rmtree(own(there, 4))
+
+
+@pytest.mark.parametrize("name", [BEGUN, WHOLE, *FILES])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_somebody_planted_is_not_followed(
+    store: CheckpointStore, tmp_path: Path, name: str, kind: str
+) -> None:
+    there = tmp_path / "there"
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"of a person")
+    here = own(there, 4)
+    here.mkdir(parents=True)
+    plant(here / name, kind, precious)
+    with pytest.raises(Refused):
+        archive_at(str(there)).save(store, STAGE, 4, keep=1)
+    assert precious.read_bytes() == b"of a person"
+    assert epochs(archive_at(str(there))) == []
+    archive_at(str(there)).save(store, STAGE, 3, keep=1)
+    assert epochs(archive_at(str(there))) == [3], "another epoch is copied all the same"
+
+
+def plant(at: Path, kind: str, target: Path) -> None:
+    if kind == "link":
+        at.symlink_to(target)
+    else:
+        os.mkfifo(at)
+
+
+@pytest.mark.parametrize("name", [WHOLE, *FILES])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_copy_with_a_part_that_was_planted_is_not_put_back(
+    store: CheckpointStore, tmp_path: Path, name: str, kind: str
+) -> None:
+    there = tmp_path / "there"
+    archive_at(str(there)).save(store, STAGE, 3, keep=9)
+    whole = archive_at(str(there)).save(store, STAGE, 4, keep=9)
+    part = Path(whole.directory) / name
+    moved = tmp_path / "moved"
+    part.rename(moved)
+    plant(part, kind, moved)
+    fresh = written(tmp_path / "fresh")
+    assert restore(archive_at(str(there)), fresh, STAGE, tmp_path / "s", Journal([])) == [3]
+
+
+def test_files_in_place_of_directories_hide_no_copy(store: CheckpointStore, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    archive_at(str(there)).save(store, STAGE, 3, keep=9)
+    own(there, 5).write_text("a file")
+    own(there, 5, "README").parent.write_text("a file")
+    (own(there, 6) / WHOLE).mkdir(parents=True)
+    (there / RUN[:12] / "stage-7").write_text("a file")
+    assert [w.epoch for w in archive_at(str(there)).copies()] == [3]
+
+
+@pytest.mark.parametrize("depth", range(4))
+def test_a_directory_that_is_a_link_is_not_entered(
+    store: CheckpointStore, tmp_path: Path, depth: int
+) -> None:
+    there = tmp_path / "there"
+    elsewhere = tmp_path / "elsewhere"
+    archive_at(str(elsewhere)).save(store, STAGE, 4, keep=9)
+    before = sorted(elsewhere.rglob("*"))
+    link = [own(there, 4), *own(there, 4).parents][depth]
+    target = [own(elsewhere, 4), *own(elsewhere, 4).parents][depth]
+    link.parent.mkdir(parents=True)
+    link.symlink_to(target)
+    assert epochs(archive_at(str(there))) == []
+    with pytest.raises(Refused, match="is a link"):
+        archive_at(str(there)).save(store, STAGE, 4, keep=1)
+    assert sorted(elsewhere.rglob("*")) == before
+    (tmp_path / "mine").symlink_to(elsewhere)
+    assert epochs(archive_at(str(tmp_path / "mine"))) == [4], "the operator's own link is good"
+
+
+def test_a_file_that_never_ends_is_not_read_to_its_end(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    class Grows(LocalFileSystem):
+        cachable = False
+        read = 0
+
+        def open(self, path: str, mode: str = "rb", **more: Any) -> Any:  # type: ignore[override]
+            file = super().open(path, mode, **more)
+            if mode == "rb" and path.endswith(FILES[0]):
+                return Endless(file, self)
+            return file
+
+    class Endless:
+        def __init__(self, file: Any, files: Grows) -> None:
+            self._file = file
+            self._files = files
+
+        def __enter__(self) -> "Endless":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self._file.close()
+
+        def read(self, size: int = -1) -> bytes:
+            self._files.read += 1
+            assert self._files.read < 10
+            return b"x" * size
+
+    there = str(tmp_path / "there")
+    with pytest.raises(LocalFault, match="not what was written"):
+        archive_at(there, files=Grows()).save(store, STAGE, 4, keep=1)
+
+
+def test_the_page_of_another_peer_is_neither_believed_nor_overwritten(
+    text: str, store: CheckpointStore
+) -> None:
+    archive = archive_at(text)
+    other = archive_at(text, "somebody").save(store, STAGE, 4, keep=1)
+    fs, root = archive.address.open()
+    here = f"{root}/{RUN[:12]}/stage-{STAGE}/{ME}/epoch-4"
+    fs.makedirs(here, exist_ok=True)
+    page = fs.cat_file(f"{other.directory}/{WHOLE}")
+    for name in (WHOLE, BEGUN):
+        fs.pipe_file(f"{here}/{name}", page)
+        assert archive_at(text).newest(STAGE) is None
+        assert [w.peer for w in archive_at(text).copies(STAGE)] == ["somebody"]
+        with pytest.raises(Refused, match="did not write"):
+            archive_at(text).save(store, STAGE, 4, keep=1)
+        assert fs.cat_file(f"{here}/{name}") == page
+        fs.rm_file(f"{here}/{name}")
+        fs.invalidate_cache()
 
 
 # ----------------------------------------------------------- putting back

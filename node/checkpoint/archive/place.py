@@ -11,12 +11,12 @@ blocks: run it outside the event loop.
 Object stores cannot rename, so a small file that is written last makes a checkpoint whole: whoever
 reads it finds all others, and one without it is no checkpoint. Every file is read back and compared
 before that. ``begun.json`` names the files of an attempt, so that the next one can clear them away.
-Only files that one of the two names, in a directory of this peer, are ever removed.
+Only files that one of the two names, in a directory of this peer, are ever removed. A page that
+names another peer than the directory it lies in is nobody's.
 """
 
 import contextlib
 import hashlib
-import io
 import json
 import os
 import re
@@ -26,6 +26,7 @@ from functools import cached_property
 from typing import Any, BinaryIO
 
 from node.checkpoint.archive.address import Address
+from node.checkpoint.archive.guarded import GuardedFiles
 from node.checkpoint.files import Interrupted, directory, reading
 from node.checkpoint.store import (
     MANIFEST,
@@ -46,8 +47,6 @@ FILES = (PARAMETERS, OPTIMIZER, MANIFEST)
 FORMAT = 1
 PAGE_LIMIT = 1 << 16
 """Most bytes of ``begun.json`` and ``whole.json``."""
-LISTED = 10_000
-"""Most names of a directory that are looked at."""
 BLOCK = 8 << 20
 RUN_DIGITS = 12
 _STAGE = re.compile(r"stage-(0|[1-9][0-9]{0,8})")
@@ -134,21 +133,21 @@ class Archive:
         self._given = files
 
     @cached_property
-    def _opened(self) -> tuple[Any, str]:
+    def _files(self) -> GuardedFiles:
         files, path = self.address.open()
         if self._given is not None:
             files = self._given
-        return files, path
+        return GuardedFiles(files, path, self.address.shown)
 
     @property
     def _fs(self) -> Any:
         """The file system."""
-        return self._opened[0]
+        return self._files.fs
 
     @property
     def _root(self) -> str:
         """The directory of the run."""
-        return f"{self._opened[1]}/{self._run_id[:RUN_DIGITS]}"
+        return f"{self._files.top}/{self._run_id[:RUN_DIGITS]}"
 
     # ----------------------------------------------------------- writing
 
@@ -182,19 +181,23 @@ class Archive:
         own = self._own(stage)
         here = f"{own}/epoch-{epoch}"
         self._fs.invalidate_cache()
+        self._files.check(f"{here}/{BEGUN}")
         with _sources(store, stage, epoch) as (sources, manifest):
-            found = self._whole(here, stage, epoch)
+            found = self._whole(here, stage, epoch, self._me)
             if found is not None and found.files[MANIFEST] == manifest:
                 # The attempt that made it whole may have ended before it removed older ones.
                 self._tidy(found, keep)
                 return found
-            for name in self._names(own):
+            for name in self._files.names(own):
                 # What an attempt that failed has left.
                 if _EPOCH.fullmatch(name) and self._page(f"{own}/{name}", WHOLE) is None:
                     self._clear(f"{own}/{name}")
             if found is not None:
                 self._clear(here)
-            if left := [name for name in self._names(here) if name in (*FILES, WHOLE)]:
+            foreign = {*FILES, WHOLE}
+            if self._page(here, BEGUN) is not None:
+                foreign.add(BEGUN)
+            if left := [name for name in self._files.names(here) if name in foreign]:
                 raise Refused(
                     f"{self.address.shown} has {', '.join(left)} of epoch {epoch}, which this peer "
                     "did not write",
@@ -208,12 +211,12 @@ class Archive:
                 self._put(source, f"{here}/{name}", entry, goes_on)
             for name, entry in files.items():
                 self._compare(f"{here}/{name}", entry, goes_on)
-        self._sync(here)
+        self._files.sync(here, (BEGUN, *FILES))
         if not goes_on():
             raise Interrupted()
         self._fs.pipe_file(f"{here}/{WHOLE}", page)
-        self._sync(here)
-        made = self._whole(here, stage, epoch)
+        self._files.sync(here, (WHOLE,))
+        made = self._whole(here, stage, epoch, self._me)
         if made is None:
             raise LocalFault(
                 f"a copy at {self.address.shown} does not read as it was written",
@@ -227,7 +230,7 @@ class Archive:
         Raises LocalFault."""
         try:
             self._fs.invalidate_cache()
-            found = self._wholes(self._own(stage), stage)
+            found = self._wholes(stage, self._me)
         except LocalFault:
             raise
         except Exception as e:  # noqa: BLE001
@@ -238,17 +241,13 @@ class Archive:
         """Write a file, and compare what was read here on the way."""
         sha = hashlib.sha256()
         size = 0
-        with self._fs.open(path, "wb") as out:
+        with self._files.writing(path) as out:
             while block := source.read(BLOCK):
                 if not goes_on():
                     raise Interrupted()
                 sha.update(block)
                 size += len(block)
                 out.write(block)
-            # Only a file of this machine has a descriptor.
-            with contextlib.suppress(OSError, AttributeError, io.UnsupportedOperation):
-                out.flush()
-                os.fsync(out.fileno())
         if (size, sha.hexdigest()) != (entry.size, entry.sha256):
             raise Refused(
                 "the checkpoint on this disk is not what its manifest describes",
@@ -259,8 +258,8 @@ class Archive:
         """Read a written file back. Raises LocalFault if it is another one."""
         sha = hashlib.sha256()
         size = 0
-        with self._fs.open(path, "rb") as file:
-            while block := file.read(BLOCK):
+        with self._files.reading(path) as file:
+            while size <= entry.size and (block := file.read(BLOCK)):
                 if not goes_on():
                     raise Interrupted()
                 sha.update(block)
@@ -274,9 +273,9 @@ class Archive:
     def _tidy(self, new: Whole, keep: int) -> None:
         """Remove the oldest whole copies of this peer beyond ``keep``, never the new one; and the
         page with which the new one began."""
-        if BEGUN in self._names(new.directory):
+        if BEGUN in self._files.names(new.directory):
             self._fs.rm_file(f"{new.directory}/{BEGUN}")
-        found = self._wholes(self._own(new.stage), new.stage)
+        found = self._wholes(new.stage, self._me)
         others = sorted((w for w in found if w.epoch != new.epoch), key=lambda w: -w.epoch)
         for whole in others[max(0, keep - 1) :]:
             self._clear(whole.directory)
@@ -293,11 +292,11 @@ class Archive:
             named.add(WHOLE)  # perhaps torn, if the attempt ended while it was written
         if not named:
             return
-        there = set(self._names(here))
+        there = set(self._files.names(here))
         # First what makes it whole, last what says whose it is.
         for name in sorted(named & there, key=lambda n: (n != WHOLE, n == BEGUN)):
             self._fs.rm_file(f"{here}/{name}")
-        if not self._names(here):
+        if not self._files.names(here):
             # An object store has no directories.
             with contextlib.suppress(OSError, NotImplementedError):
                 self._fs.rmdir(here)
@@ -311,12 +310,12 @@ class Archive:
         found: list[Whole] = []
         try:
             self._fs.invalidate_cache()
-            for name in self._names(self._root):
+            for name in self._files.names(self._root):
                 match = _STAGE.fullmatch(name)
                 if match is None or (stage is not None and int(match[1]) != stage):
                     continue
-                for peer in self._names(f"{self._root}/{name}"):
-                    found += self._wholes(f"{self._root}/{name}/{peer}", int(match[1]))
+                for peer in self._files.names(f"{self._root}/{name}"):
+                    found += self._wholes(int(match[1]), peer)
         except LocalFault:
             raise
         except Exception as e:  # noqa: BLE001
@@ -338,7 +337,7 @@ class Archive:
     def _get(self, path: str, target: str, entry: FileEntry, goes_on: GoesOn) -> None:
         sha = hashlib.sha256()
         size = 0
-        with self._fs.open(path, "rb") as file, open(target, "xb") as out:
+        with self._files.reading(path) as file, open(target, "xb") as out:
             while size <= entry.size and (block := file.read(BLOCK)):
                 if not goes_on():
                     raise Interrupted()
@@ -356,33 +355,26 @@ class Archive:
     def _own(self, stage: int) -> str:
         return f"{self._root}/stage-{stage}/{self._me}"
 
-    def _names(self, path: str) -> list[str]:
-        """Names in a directory, sorted; none if it is not there."""
-        try:
-            found = self._fs.ls(path, detail=False)
-        except FileNotFoundError:
-            return []
-        names = {str(one).rstrip("/").rpartition("/")[2] for one in found[:LISTED]}
-        return sorted(names - {path.rpartition("/")[2], ""})
-
-    def _wholes(self, own: str, stage: int) -> list[Whole]:
+    def _wholes(self, stage: int, peer: str) -> list[Whole]:
         """Whole checkpoints in the directory of one peer."""
+        own = f"{self._root}/stage-{stage}/{peer}"
         found: list[Whole] = []
-        for name in self._names(own):
+        for name in self._files.names(own):
             match = _EPOCH.fullmatch(name)
             if match is None:
                 continue
-            whole = self._whole(f"{own}/{name}", stage, int(match[1]))
+            whole = self._whole(f"{own}/{name}", stage, int(match[1]), peer)
             if whole is not None:
                 found.append(whole)
         return found
 
-    def _whole(self, here: str, stage: int, epoch: int) -> Whole | None:
-        """The whole checkpoint in a directory; None if it is none of this run, stage and epoch."""
+    def _whole(self, here: str, stage: int, epoch: int, peer: str) -> Whole | None:
+        """The whole checkpoint in a directory; None if it is none of this run, stage, epoch and
+        peer."""
         page = self._page(here, WHOLE)
         if page is None:
             return None
-        if (page.run, page.stage, page.epoch) != (self._run_id, stage, epoch):
+        if (page.run, page.stage, page.epoch, page.peer) != (self._run_id, stage, epoch, peer):
             return None
         if set(page.files) != set(FILES) or page.files[MANIFEST].size > MANIFEST_LIMIT:
             return None
@@ -391,26 +383,14 @@ class Archive:
     def _page(self, here: str, name: str) -> Page | None:
         """What ``begun.json`` or ``whole.json`` says; None if it is not there, torn or garbled."""
         try:
-            with self._fs.open(f"{here}/{name}", "rb") as file:
+            with self._files.reading(f"{here}/{name}") as file:
                 raw = file.read(PAGE_LIMIT + 1)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, Refused):
             return None
         try:
             return Page.parse(raw)
         except Refused:
             return None
-
-    def _sync(self, here: str) -> None:
-        """Flush a directory of this machine. Other file systems have no such call."""
-        if "file" not in _protocols(self._fs):
-            return
-        names = [*self._names(here), "."]
-        for name in names:
-            fd = os.open(os.path.join(here, name), os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
 
     def _fault(self, error: Exception) -> LocalFault:
         """The fault for an error of the place, without secrets."""
@@ -457,13 +437,6 @@ def _sources(
             stream.seek(0)
             sources[name] = stream, entries[name]
         yield sources, entries[MANIFEST]
-
-
-def _protocols(files: Any) -> tuple[str, ...]:
-    said = files.protocol
-    if isinstance(said, str):
-        return (said,)
-    return tuple(said)
 
 
 def _hash(body: Any) -> str:
