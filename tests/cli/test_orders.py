@@ -56,6 +56,16 @@ def test_an_end_asks_first(tutti, daemon, owned):
     assert daemon.ordered == ""
 
 
+def test_orders_and_changes_are_for_the_run_of_the_daemon(tutti, ours, daemon, owned, tmp_path):
+    file = tmp_path / "changed.toml"
+    file.write_text("[averaging]\ncell = 2\n")
+    for run_id in ("", "cd" * 32):
+        daemon.said.swarm.run_id = run_id
+        for words in (["pause"], ["switch", str(file)]):
+            refused(tutti("swarm", *words), 2, "no part in a run", "tutti status")
+    assert daemon.ordered == ""
+
+
 def test_who_does_not_own_the_run_is_told_so(tutti, ours, daemon):
     refused(tutti("swarm", "pause"), 2, "no part in a run")
     other = Manifest.parse(Manifest.default_demo().sign(Identity.ephemeral()))
