@@ -235,7 +235,9 @@ def _refusals(refused: Sequence[Refused]) -> list[str]:
     kinds = Counter(r.ground.value for r in refused)
     lines = [f"  refused: {', '.join(f'{n} {kind}' for kind, n in sorted(kinds.items()))}"]
     for r in refused[:MOST_SHOWN]:
-        about = named(r.peer, _name(r.peer))
+        about = "nobody named"
+        if r.peer:
+            about = named(r.peer, _name(r.peer))
         lines.append(f"    {r.ground.value}, epoch {r.epoch}, {about}: {r.text}")
     if len(refused) > MOST_SHOWN:
         lines.append(f"    and {len(refused) - MOST_SHOWN} more (--json has all)")

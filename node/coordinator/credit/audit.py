@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 
 from node.consensus.voters import is_majority
 from node.consensus.votes import Certificate, CheckSignature, proof, signing_domain
-from node.coordinator.credit.account import Account, Ground, Refused, settle
+from node.coordinator.credit.account import NOBODY, Account, Ground, Refused, settle
 from node.coordinator.credit.record import EpochRecord
 from node.coordinator.credit.statement import Signed, Statement, work_domain
 from node.core.errors import WireError
@@ -174,14 +174,15 @@ class _Auditing:
             text = f"two histories of {short_cell(cell) or 'the run'} have it, and one counts"
             self._refuse(Ground.DOUBLE, epoch, text)
             return
-        tokens = self._tokens(epoch, self._proven.get(key))
+        statements = self._statements(epoch)
+        tokens = self._tokens(epoch, self._proven.get(key), statements)
         self._proven[cell, epoch.plan.base] = epoch.plan
-        account = settle(epoch.plan, made, epoch.dropped, tokens, self._statements(epoch))
+        account = settle(epoch.plan, made, epoch.dropped, tokens, statements)
         a.refused += account.refused
         a.accounts.append(account)
 
     def _refuse(self, ground: Ground, epoch: _Epoch, text: str, peer: PeerId | None = None) -> None:
-        about = peer or epoch.plan.leader
+        about = epoch.plan.leader if peer is None else peer
         self._audit.refused.append(Refused(ground, about, epoch.plan.epoch, text))
 
     # ----------------------------------------------------------- certificates
@@ -203,16 +204,26 @@ class _Auditing:
                     agreed.add(ballot.peer)
         return is_majority(voters, agreed)
 
-    def _tokens(self, epoch: _Epoch, follower: Plan | None) -> int:
+    def _tokens(
+        self, epoch: _Epoch, follower: Plan | None, statements: Mapping[PeerId, Statement]
+    ) -> int:
         """Tokens that the epoch counted. ``follower``: the certified plan that starts from its
-        version, and says it. Without one the writers of the records say it; where they differ, the
-        least counts."""
+        version, and says it. Without one the statements of members of the plan say it, by most of
+        them, and without statements the records; of several numbers that as many say, the least
+        counts."""
         tokens = min(epoch.claimed)
+        members = {m.peer for m in epoch.plan.members}
+        said = Counter(
+            s.tokens for p, s in statements.items() if p in members and s.made == epoch.made
+        )
         if follower is not None:
             tokens = max(0, follower.tokens - epoch.plan.tokens)
+        elif said:
+            tokens = max(sorted(said), key=said.__getitem__)
         if epoch.claimed != {tokens}:
             wrong = max(epoch.claimed - {tokens})
-            self._refuse(Ground.SUM, epoch, f"a record says {wrong} tokens, {tokens} count")
+            text = f"a record says {wrong} tokens, {tokens} count"
+            self._refuse(Ground.SUM, epoch, text, NOBODY)
         return tokens
 
     # ----------------------------------------------------------- statements

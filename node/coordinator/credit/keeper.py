@@ -298,10 +298,12 @@ class Credit:
         if not refused:
             return
         first = refused[0]
-        text = f"{first.ground.value}: {short(first.peer)}: {first.text}"
+        text = f"{first.ground.value}: {first.text}"
+        if first.peer:
+            text = f"{first.ground.value}: {short(first.peer)}: {first.text}"
         if len(refused) > 1:
             text += f"; and {len(refused) - 1} more"
-        peers = Counter(r.peer for r in refused)
+        peers = Counter(r.peer for r in refused if r.peer)
         self._kit.journal.emit(
             "training",
             "receipt-refused",
