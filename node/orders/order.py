@@ -7,6 +7,7 @@ worth nothing in another. An order has one text: peers compare orders by it.
 
 import json
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -18,8 +19,10 @@ from node.identity.keys import Identity
 from node.identity.signed_text import sign_text, signed_body
 
 DOMAIN = "tutti/order/1"
-MAX_ORDER = 1024
-"""Characters of a signed order, all of them ASCII, so that it fits in a posting."""
+MAX_ORDER = 1023
+"""Characters of a signed order, all of them ASCII, so that one of each kind fits in a posting."""
+KINDS = 2
+"""Kinds of orders that hold beside each other: a pause or a resume, and an end."""
 MAX_REASON = 120
 """Characters of the owner's reason."""
 MAX_NUMBER = 1 << 53
@@ -56,7 +59,12 @@ class Order:
         return self._rank() > other._rank()
 
     def _rank(self) -> tuple[bool, int, str]:
-        return self.verb is Verb.END, self.number, self.text
+        return self.is_final, self.number, self.text
+
+    @property
+    def is_final(self) -> bool:
+        """True for an end. Pauses and resumes are of the other kind, and replace each other."""
+        return self.verb is Verb.END
 
     def words(self, wall: float) -> str:
         """The order as a part of a sentence: "by the run's owner 12 min ago: 'moving disks'";
@@ -162,6 +170,23 @@ def read(run_id: RunId, owner: str, text: str) -> Order:
             f"not an order that the owner signed for this run: {str(e)[:200]}", _AGAIN
         ) from e
     return Order(number, verb, float(begins), reason, text)
+
+
+def together(orders: Iterable[Order]) -> str:
+    """The text of the orders that hold, one of each kind: the lines of each, in their order."""
+    return "\n".join(order.text for order in orders)
+
+
+def read_all(run_id: RunId, owner: str, text: str) -> tuple[Order, ...]:
+    """The orders in a text of :func:`together`. Raises Refused as :func:`read`, and for a text that
+    holds no order, two of a kind, or an end before another."""
+    lines = text.split("\n", 2 * KINDS)
+    found: list[Order] = []
+    for at in range(0, max(len(lines), 1), 2):
+        found.append(read(run_id, owner, "\n".join(lines[at : at + 2])))
+    if [order.is_final for order in found] not in ([False], [True], [False, True]):
+        raise Refused("not one order of each kind, and an end as the last", _AGAIN)
+    return tuple(found)
 
 
 def _packed(table: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from node.core.errors import Refused, UsageFault
 from node.core.ids import RunId
+from node.dht.topics import MAX_POSTING
 from node.identity.keys import Identity
 from node.identity.signed_text import sign_text
 from node.orders.order import (
@@ -19,7 +20,9 @@ from node.orders.order import (
     Verb,
     next_number,
     read,
+    read_all,
     signed,
+    together,
 )
 
 RUN = RunId("ab" * 32)
@@ -147,6 +150,25 @@ def test_a_forged_damaged_or_foreign_order_is_refused(owner: Identity, tmp_path:
             read(RUN, owner.peer_id, bad)
     with pytest.raises(Refused):
         read(RUN, "", text)
+
+
+def test_one_order_of_each_kind_is_one_text(owner: Identity) -> None:
+    def order(verb: Verb, number: int, reason: str = ""):
+        text = signed(RUN, owner.peer_id, owner, verb, number=number, begins=WALL, reason=reason)
+        return read(RUN, owner.peer_id, text)
+
+    pause, resume, end = (order(verb, n) for n, verb in enumerate(Verb, 1))
+    for good in ((pause,), (end,), (pause, end), (resume, end)):
+        assert read_all(RUN, owner.peer_id, together(good)) == good
+    for bad in ((), (pause, resume), (end, pause), (end, end), (pause, resume, end)):
+        with pytest.raises(Refused):
+            read_all(RUN, owner.peer_id, together(bad))
+    for text in (together((pause, end)) + "\n", "\n" + pause.text, pause.text + "\n\n" + end.text):
+        with pytest.raises(Refused):
+            read_all(RUN, owner.peer_id, text)
+    wide = "\N{LATIN SMALL LETTER E WITH ACUTE}" * MAX_REASON
+    longest = together((order(Verb.RESUME, (1 << 53) - 1, wide), order(Verb.END, 1, wide)))
+    assert len(longest) <= 2 * MAX_ORDER + 1 <= MAX_POSTING
 
 
 def test_numbers_grow_whatever_the_owners_machine_remembers() -> None:
