@@ -3,7 +3,7 @@ receipts. Leaves: text or a document, a file that others can verify. Never: a ke
 account (:mod:`node.coordinator.credit.account`)."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from node.control.words import clean
 from node.coordinator.credit.account import Ground, Refused
 from node.coordinator.credit.audit import RunAudit, audit
 from node.coordinator.credit.book import RECEIPTS, Damage, FileBook, framed, read, records
-from node.coordinator.credit.record import EpochRecord
+from node.coordinator.credit.record import EpochRecord, Stored
 from node.core.errors import ExitCode, LocalFault, UsageFault, WireError, writing
 from node.core.ids import PeerId, named
 from node.core.numbers import human
@@ -21,6 +21,10 @@ from node.identity import keys
 
 HONEST = frozenset({Ground.UNCERTIFIED})
 """Grounds that need no liar: the newest epoch of a file is often not certified yet."""
+MOST_RECORDS = 250_000
+"""Records of all files that are read: those of 30 days of epochs of 10 s."""
+MOST_INFLATED = 2 << 30
+"""Bytes of plans of all files that are read; a plan is compressed, by up to a thousand times."""
 MOST_SHOWN = 20
 """Refusals and gaps in the text; the document has all."""
 
@@ -70,25 +74,53 @@ def files_of(home: Path) -> list[Path]:
 
 
 def load(files: Iterable[Path]) -> Ledger:
-    """Read and verify files. Raises UsageFault for a file that cannot be read."""
+    """Read and verify files. Raises UsageFault for a file that cannot be read. Records beyond
+    :data:`MOST_RECORDS`, or with plans beyond :data:`MOST_INFLATED`, are not read, and counted as
+    damaged."""
     ledger = Ledger()
-    contents = list[list[EpochRecord]]()
-    for file in files:
+    reading = _Reading(ledger)
+    ledger.runs = audit((reading.stored(file) for file in files), is_signed)
+    return ledger
+
+
+class _Reading:
+    """Files while they are read. ``left``: records and bytes of plans that are still read."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._records = MOST_RECORDS
+        self._inflated = MOST_INFLATED
+
+    def stored(self, file: Path) -> Iterator[Stored]:
+        """The good records of a file; what is damaged or not read is noted."""
+        damaged = self._ledger.damaged
         at = 0
-        found = list[EpochRecord]()
-        contents.append(found)
+        beyond = 0
+        first = 0
         for piece in records(read(file)):
             if isinstance(piece, Damage):
-                ledger.damaged.append(Damaged(file, piece.at, piece.nbytes))
+                damaged.append(Damaged(file, piece.at, piece.nbytes))
                 at = piece.at + piece.nbytes
                 continue
-            try:
-                found.append(EpochRecord.parse(piece))
-            except WireError as e:
-                ledger.damaged.append(Damaged(file, at, len(piece), str(e)))
+            if self._records <= 0 or self._inflated <= 0:
+                first = first or at
+                beyond += len(framed(piece))
+            else:
+                self._records -= 1
+                try:
+                    record = EpochRecord.parse(piece, self._inflates)
+                except WireError as e:
+                    damaged.append(Damaged(file, at, len(piece), str(e)))
+                else:
+                    yield Stored(piece, record)
+                    del record  # one plan at a time is in memory
             at += len(framed(piece))
-    ledger.runs = audit(contents, is_signed)
-    return ledger
+        if beyond:
+            why = "not read, because the records before are too many or too large: name fewer files"
+            damaged.append(Damaged(file, first, beyond, why))
+
+    def _inflates(self, nbytes: int) -> None:
+        self._inflated -= nbytes
 
 
 def is_signed(peer: PeerId, data: bytes, signature: bytes, domain: str) -> bool:

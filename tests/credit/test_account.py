@@ -190,6 +190,25 @@ def test_work_that_its_worker_claims_is_not_given_to_another_by_its_neighbours()
     }
 
 
+def test_claims_of_many_micro_batches_are_refused_once() -> None:
+    swarm = SigningSwarm(ends=1, stages=3, replicas=2, micro_batches=8)
+    record = swarm.epoch()
+    thief, victim = swarm.stages[2]
+    places = {m.peer: i for i, m in enumerate(record.plan.members)}
+    said = statements(record)
+    for peer in (*swarm.stages[1], *swarm.stages[3]):
+        turned = {places[victim]: places[thief]}
+        said[peer] = replace(
+            said[peer],
+            takers=tuple(turned.get(p, p) for p in said[peer].takers),
+            givers=tuple(turned.get(p, p) for p in said[peer].givers),
+        )
+    a = account(record, said)
+    refused = {(r.ground, r.peer): r.text for r in a.refused}
+    assert len(a.refused) == len(refused) == 2
+    assert "and 3 others" in refused[Ground.DOUBLE, thief]
+
+
 def test_a_replacement_gets_the_receipt_for_work_that_nobody_else_claims() -> None:
     swarm = SigningSwarm(ends=1, stages=3, replicas=2, micro_batches=1)
     record, said, idle = thief(swarm)

@@ -142,6 +142,8 @@ class _Settling:
         self._rows: dict[int, dict[PeerId, Row]] = {index: {} for index in self._paths}
         self._cleared = set[int]()
         """Micro-batches about whose size nobody is believed."""
+        self._doubles: dict[PeerId, list[int]] = {}
+        """Micro-batches that several peers of a stage claim, by each of these."""
         by_stages: dict[tuple[int, ...], dict[int, int]] = {}
         self._places: dict[int, dict[int, int]] = {}
         """Place of each stage on a micro-batch's path: 0 for the origin, 1 for the first hop, and
@@ -167,6 +169,11 @@ class _Settling:
             (tokens,) = _sizes(rows)
             known += tokens
             self._credit(path, tokens, rows)
+        for worker, indices in sorted(self._doubles.items()):
+            text = f"it and others claim micro-batch {indices[0]} at one stage"
+            if len(indices) > 1:
+                text += f", and {len(indices) - 1} others"
+            self._account.refuse(Ground.DOUBLE, worker, text)
         self._close(known, unknown)
         return self._account
 
@@ -381,9 +388,8 @@ class _Settling:
             elif len(found) == 1:
                 account.receipts[stage, found[0]] += tokens
             elif found:
-                for worker in sorted(found):
-                    text = f"{len(found)} peers claim micro-batch {path.index} at one stage"
-                    account.refuse(Ground.DOUBLE, worker, text)
+                for worker in found:
+                    self._doubles.setdefault(worker, []).append(path.index)
                 account.unsigned[Gap(stage, tuple(sorted(found)), ())] += tokens
             elif self._jumped(path, stage, rows):
                 account.left_out[stage] += tokens

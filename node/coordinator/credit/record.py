@@ -3,7 +3,7 @@ Pure. Enters: values of an epoch, or the bytes of a record from anybody. Leaves:
 within bounds. Never: a signature's check."""
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -78,14 +78,21 @@ class EpochRecord:
             certificate=note,
         ).SerializeToString()
 
+    def load(self) -> "EpochRecord":
+        """This record, as a :class:`Stored` one gives it."""
+        return self
+
     @classmethod
-    def parse(cls, raw: bytes) -> "EpochRecord":
+    def parse(cls, raw: bytes, inflates: Callable[[int], None] = lambda n: None) -> "EpochRecord":
         """The inverse of :meth:`encoded`. Raises WireError for bytes that are no record, before
-        anything large is made of them."""
+        anything large is made of them. ``inflates``: told the bytes of the plan before it is
+        parsed."""
         note = bounds.parse(pb.EpochReceipts, raw, "a record of receipts")
         if len(note.run) != RUN_DIGITS or not set(note.run) <= set("0123456789abcdef"):
             raise WireError("a record of receipts of no run")
-        plan = Plan.parse(_inflated(note.plan))
+        inflated = _inflated(note.plan)
+        inflates(len(inflated))
+        plan = Plan.parse(inflated)
         certificate = None
         if note.HasField("certificate"):
             note.certificate.voters[:] = plan.electorate.voters
@@ -102,6 +109,23 @@ class EpochRecord:
             certificate,
             tuple(Signed.of(r) for r in note.receipts),
         )
+
+
+class Stored:
+    """A record as its bytes: a plan takes many times their room. ``record``: the same, which is
+    given out once."""
+
+    def __init__(self, raw: bytes, record: EpochRecord) -> None:
+        self._raw = raw
+        self._record: EpochRecord | None = record
+
+    def load(self) -> EpochRecord:
+        """The record."""
+        record = self._record
+        self._record = None
+        if record is None:
+            record = EpochRecord.parse(self._raw)
+        return record
 
 
 def _statements(signed: Iterable[Signed]) -> bytes:
