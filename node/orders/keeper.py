@@ -64,6 +64,8 @@ class OrderKeeper:
         self._blamed: dict[PeerId, bytes] = {}
         """The posting for which a peer was blamed last: it is read again with every look."""
         self._news = asyncio.Event()
+        self._seen: dict[bytes, tuple[Order, ...]] = {}
+        """Postings of the last look, which several peers make alike, and the orders in them."""
         self._to_post: tuple[Order, ...] = ()
         """Orders that the machine wants posted."""
         if kept:
@@ -143,12 +145,18 @@ class OrderKeeper:
         orders: dict[PeerId, tuple[Order, ...]] = {}
         for peer, posting in found.items():
             try:
-                orders[peer] = self._read_all(posting.body.decode("ascii"))
+                held = self._seen.get(posting.body)
+                if held is None:
+                    held = self._read_all(posting.body.decode("ascii"))
+                    self._seen[posting.body] = held
+                orders[peer] = held
             except (Refused, UnicodeDecodeError) as e:
                 if self._blamed.get(peer) != posting.body:
                     self._ports.fault(peer, f"posts an order that is none: {e}", BLAME)
                 self._blamed[peer] = posting.body
         self._blamed = {peer: body for peer, body in self._blamed.items() if peer in found}
+        there = {posting.body for posting in found.values()}
+        self._seen = {body: held for body, held in self._seen.items() if body in there}
         self._feed(Looked(orders))
 
     async def run(self) -> None:

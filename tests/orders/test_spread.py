@@ -202,7 +202,7 @@ def test_a_newcomer_waits_in_a_pause_although_an_end_is_ordered_for_later(
 ) -> None:
     company.peers[0].give(company.text(Verb.PAUSE, 1))
     company.passes(2 * LOOK_S)
-    company.peers[0].give(company.text(Verb.END, 2, delay=7200.0))
+    company.peers[0].give(company.text(Verb.END, 2, delay=1500.0))
     company.passes(1300.0)
     assert len(company.posters()) == POSTERS
     newcomer = Somebody(company, "stranger")
@@ -217,7 +217,7 @@ def test_a_newcomer_waits_in_a_pause_although_an_end_is_ordered_for_later(
     company.passes(0.1)
     told.keeper.hear(company.peers[3].keeper.text)
     assert told.obeyed == [Verb.PAUSE]
-    company.passes(7200.0)
+    company.passes(1500.0)
     assert newcomer.obeyed[-1] is Verb.END
     assert newcomer.keeper.ended
     assert not any(p.blamed for p in company.peers)
