@@ -219,8 +219,9 @@ class CheckpointStore:
         )
 
     def newest_whole(self, stage: int) -> int | None:
-        """The newest epoch with a checkpoint whose files have the hashes that its manifest names;
-        None for none. Reads them all. Those that do not count as absent from then on."""
+        """The newest epoch with a checkpoint that is as its manifest describes it, with every hash;
+        None for none. Reads whole files. A checkpoint that differs counts as absent from then
+        on."""
         for epoch in reversed(self.epochs(stage)):
             for name in _names(epoch):
                 try:

@@ -73,8 +73,8 @@ OrderAction = Keep | Obey | Post
 
 
 class Orders:
-    """The machine. ``held``: the order that counts of each kind, an end last; ``obeyed``: those of
-    them that are in force."""
+    """The machine. ``held``: the order that counts of each kind, an end last; ``obeyed``: held
+    orders that are in force."""
 
     def __init__(self, me: PeerId) -> None:
         self.me = me

@@ -22,9 +22,10 @@ from node.identity import keys
 HONEST = frozenset({Ground.UNCERTIFIED})
 """Grounds that need no liar: the newest epoch of a file is often not certified yet."""
 MOST_RECORDS = 250_000
-"""Records of all files that are read: those of 30 days of epochs of 10 s."""
+"""Most records that are read, of all files together: 30 days of epochs of 10 s."""
 MOST_INFLATED = 2 << 30
-"""Bytes of plans of all files that are read; a plan is compressed, by up to a thousand times."""
+"""Most bytes of plans that are read, of all files together. A plan is compressed, by up to a
+thousand times."""
 MOST_SHOWN = 20
 """Refusals and gaps in the text; the document has all."""
 
@@ -92,7 +93,7 @@ class _Reading:
         self._inflated = MOST_INFLATED
 
     def stored(self, file: Path) -> Iterator[Stored]:
-        """The good records of a file; what is damaged or not read is noted."""
+        """The good records of a file; damage and records that are not read are noted."""
         damaged = self._ledger.damaged
         at = 0
         beyond = 0

@@ -21,9 +21,9 @@ def line(copies: Iterable[Whole]) -> list[Whole]:
 
 
 def current(copies: Iterable[Whole], me: str) -> list[Whole]:
-    """The copies of all peers that belong to the history of this peer's last one, as far as they
-    tell, newest first and own ones before others of the same epoch. Others' copies are of another
-    history from the first epoch on of which they have another version."""
+    """The copies of all peers without epochs that were given up, newest first, and own ones before
+    others of the same epoch. Another peer's copies are of another history from the first epoch on
+    at which its version differs from that of this peer's copy."""
     by_peer: dict[str, list[Whole]] = {}
     for whole in copies:
         by_peer.setdefault(whole.peer, []).append(whole)

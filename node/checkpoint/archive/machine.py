@@ -56,7 +56,7 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """Versions whose checkpoints are on the disk of this peer. ``written``: the one that it wrote
+    """Versions on the disk of this peer, each with a checkpoint. ``written``: the one that it wrote
     last since its start, None before; ``stride``: the stride at which it writes them by time."""
 
     versions: Sequence[Version]

@@ -51,7 +51,7 @@ PAGE_LIMIT = 1 << 16
 LOOKED = 2048
 """Most directories of peers that are looked at for copies."""
 COPIES = 256
-"""Most copies of one peer and stage that are looked at, those of the highest epochs."""
+"""Most copies of one peer and stage that are looked at, from the highest epoch down."""
 BLOCK = 8 << 20
 RUN_DIGITS = 12
 _STAGE = re.compile(r"stage-(0|[1-9][0-9]{0,8})")
@@ -298,7 +298,7 @@ class Archive:
             )
 
     def _tidied(self, new: Whole, keep: int) -> Whole:
-        """The new copy, after an attempt to remove what is not needed beside it."""
+        """Remove the copies that are not needed beside the new one, and return that."""
         try:
             self._tidy(new, keep)
         except LocalFault as e:
@@ -448,7 +448,7 @@ class Archive:
 def _sources(
     store: CheckpointStore, stage: int, epoch: int
 ) -> Iterator[tuple[dict[str, tuple[BinaryIO, FileEntry]], FileEntry, str]]:
-    """The open files of a checkpoint of ``store``, each with its size and hash, those of its
+    """The open files of a checkpoint of ``store``, each with its size and hash, the entry of its
     manifest, and the lineage of its version. They stay readable when the store removes the
     checkpoint meanwhile. Raises Refused if it cannot be read."""
     with contextlib.ExitStack() as stack:

@@ -36,10 +36,10 @@ def restore(
     ``goes_on``: asked between two blocks.
 
     Each peer's copy has the optimizer state of the parts that this peer owned, so the copies of one
-    epoch and history are put together. Epochs that the run gave up when it went back are left out,
-    as far as the copies tell. Raises UsageFault if the archive has nothing of this run, LocalFault
-    if it cannot be read, OutOfResources if this disk has no room for any of it. A copy that is
-    damaged is reported and left out.
+    epoch and history are put together. Epochs that the run gave up when it went back are left out
+    (:mod:`node.checkpoint.archive.line`). Raises UsageFault if the archive has nothing of this run,
+    LocalFault if it cannot be read, OutOfResources if this disk has no room for any of it. A copy
+    that is damaged is reported and left out.
     """
     found = current(archive.copies(stage), archive.me)
     shown = archive.address.shown

@@ -141,7 +141,7 @@ class _Settling:
         self._account = Account(plan.epoch, tokens, (ENDS, *stages) if plan.paths else ())
         self._rows: dict[int, dict[PeerId, Row]] = {index: {} for index in self._paths}
         self._cleared = set[int]()
-        """Micro-batches about whose size nobody is believed."""
+        """Micro-batches with sizes in doubt: no signer is believed about them."""
         self._doubles: dict[PeerId, list[int]] = {}
         """Micro-batches that several peers of a stage claim, by each of these."""
         by_stages: dict[tuple[int, ...], dict[int, int]] = {}
@@ -239,9 +239,9 @@ class _Settling:
     # ----------------------------------------------------------- sizes
 
     def _settle_sizes(self) -> None:
-        """Leave each micro-batch one size. Where signers differ about it, the liars are those
-        without whom the sizes sum to the epoch's tokens, and their statements are taken out. Where
-        that tells no one from another, the micro-batch counts as unsigned."""
+        """Leave each micro-batch one size. Where signers differ about it, the sum of the epoch
+        tells the liars, and their statements are taken out. Where it does not tell them, the
+        micro-batch counts as unsigned."""
         disputed = [i for i, rows in self._rows.items() if len(_sizes(rows)) > 1]
         if not disputed:
             return
@@ -256,7 +256,7 @@ class _Settling:
         self._clear([i for i in disputed if len(_sizes(self._rows[i])) > 1])
 
     def _liars(self, disputed: Sequence[int]) -> frozenset[PeerId]:
-        """The signers whose sizes are wrong; empty where nobody can tell."""
+        """The signers that lie about sizes; empty where nobody can tell."""
         alone = frozenset.intersection(*(self._each_resolves(i) for i in disputed))
         for suspects in (
             [frozenset((peer,)) for peer in sorted(alone)],
@@ -269,7 +269,8 @@ class _Settling:
         return frozenset()
 
     def _each_resolves(self, index: int) -> frozenset[PeerId]:
-        """The signers without any one of whom all others agree about a micro-batch."""
+        """The signers that stand alone: without one of them, all others agree about a
+        micro-batch."""
         rows = self._rows[index]
         votes = Counter(tokens for tokens, _, _ in rows.values())
         if len(votes) > 2:
@@ -318,8 +319,8 @@ class _Settling:
         return self._adds_up(known, unknown)
 
     def _adds_up(self, known: int, unknown: int) -> bool:
-        """Return True if as many tokens in micro-batches, and as many micro-batches of a size that
-        nobody knows, can be the epoch's."""
+        """Return True if the epoch can consist of micro-batches with ``known`` tokens in all, and
+        of ``unknown`` further micro-batches."""
         rest = self._account.tokens - known
         return rest == 0 or (rest > 0 and unknown > 0)
 

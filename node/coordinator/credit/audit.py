@@ -130,7 +130,8 @@ class _Epoch:
     dropped: tuple[int, ...]
     claimed: set[int]
     certificates: dict[Hashable, Certificate] = field(default_factory=dict)
-    """Certificates by their proofs: those of several files differ in the order of their ballots."""
+    """Certificates by their proofs: of one version, several files order the ballots
+    differently."""
     signed: dict[PeerId, dict[Signed, None]] = field(default_factory=dict)
     """Statements by the signers that they name, each once."""
 
@@ -246,8 +247,8 @@ class _Auditing:
     ) -> int:
         """Tokens that the epoch counted. ``until``: tokens that were counted until its end, as the
         certified plan says that starts from its version. Without one the statements of members of
-        the plan say it, by most of them, and without statements the records; of several numbers
-        that as many say, the least counts."""
+        the plan say it, by most of them, and without statements the records. The least of several
+        numbers counts that are said equally often."""
         tokens = min(epoch.claimed)
         members = {m.peer for m in epoch.plan.members}
         said = Counter(

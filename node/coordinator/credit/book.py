@@ -3,9 +3,9 @@ Enters: bytes of records. Leaves: the whole ones, and the places of damaged ones
 of a record (:mod:`node.coordinator.credit.record`).
 
 A record is `TWR1`, its length and a CRC of its bytes, then the bytes. A reader that meets anything
-else goes on at the next `TWR1`, so damage costs the records that it hits. Each `TWR1` that begins
-no whole record costs the CRC of as many bytes as its length says, so a reader gives up a file whose
-bytes were made to cost a CRC again and again.
+else goes on at the next `TWR1`, so damage costs the records that it hits. A `TWR1` that begins no
+whole record costs a CRC of all the bytes that its length names. A file may be made of nothing else,
+so a reader gives it up after some time.
 """
 
 import os

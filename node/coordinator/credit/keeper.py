@@ -226,7 +226,7 @@ class Credit:
         p = pending
         whole = EpochRecord(facts.run_id, p.plan, p.dropped, p.tokens, certificate, tuple(good))
         record = whole.fitting()
-        # The account is that of the record: a statement without room in it confirms nothing.
+        # A statement without room in the record confirms nothing in the account either.
         statements = {each.peer: good[each] for each in record.signed}
         account = settle(p.plan, p.made, p.dropped, p.tokens, statements)
         for about in refused:

@@ -47,7 +47,7 @@ class EpochRecord:
         return raw
 
     def fitting(self) -> "EpochRecord":
-        """This record with as many statements as one record holds, the shortest ones. Blocks as
+        """This record with the shortest statements, up to the size that readers take. Blocks as
         :meth:`encoded`."""
         room = SIZES["v1.EpochReceipts"] - len(self._head)
         if len(self.signed) <= PEERS and len(_statements(self.signed)) <= room:
