@@ -1,5 +1,6 @@
 """Credit of one peer: what it signs, sends, passes on and writes."""
 
+import tracemalloc
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
 from node.pipeline.events import Neighbours
 from node.telemetry.events import Journal
+from node.wire import bounds
 from node.wire.limits import WORK
 from protos import training_pb2 as pb
 from testbed.swarms.signing import RUN, SigningSwarm, neighbours_of
@@ -195,12 +197,15 @@ async def test_a_leader_passes_on_the_statements_that_name_a_member() -> None:
     rig.commits(record)
     collected(rig, record, *(s for s in record.signed if s.peer != leader))
     note = pb.Note(plan=plan_note(swarm.plan()))
-    to = {peer: rig.credit.addressed(note, record.plan, peer) for peer in swarm.peers}
+    addressed = rig.credit.addressed(note, record.plan)
+    to = {peer: addressed(peer).whole() for peer in swarm.peers}
     told = {p: {r.peer for r in n.plan.receipts.receipts} for p, n in to.items()}
     assert told[first] == {leader, second}
     assert told[second] == {first, third}
-    assert to[leader] is note
-    assert all(n.plan.HasField("receipts") for p, n in to.items() if p != leader)
+    assert all(n.plan.HasField("receipts") for n in to.values())
+    for made in to.values():
+        made.plan.receipts.CopyFrom(note.plan.receipts)
+        assert made == note, "the rest is the same for all"
     await rig.follows(swarm.plan(), record.certificate)
     assert len(rig.records[0].signed) == 4
     assert rig.credit.shares.unsigned == 0
@@ -213,8 +218,29 @@ async def test_statements_of_an_earlier_plan_are_not_passed_on() -> None:
     collected(rig, record, *record.signed)
     note = pb.Note(plan=plan_note(swarm.plan()))
     later = swarm.epoch()
-    addressed = rig.credit.addressed(note, later.plan, swarm.peers[1])
+    addressed = rig.credit.addressed(note, later.plan)(swarm.peers[1]).whole()
     assert not addressed.plan.receipts.receipts
+    assert addressed.plan.HasField("receipts")
+
+
+def test_all_members_share_the_bytes_of_a_plan() -> None:
+    swarm = SigningSwarm(ends=1, stages=3, replicas=30, micro_batches=90)
+    rig = Rig(swarm, swarm.peers[ENDS])
+    record = swarm.epoch()
+    collected(rig, record, *record.signed)
+    note = pb.Note(epoch=3, term=4, plan=pb.PlanNote(plan=bytes(1 << 20), signature=b"s" * 64))
+    tracemalloc.start()
+    to = rig.credit.addressed(note, record.plan)
+    notes = [to(peer) for peer in swarm.peers]
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 8 << 20
+    assert sum(len(n.receipts.receipts) for n in notes) > len(notes)
+    for shared in notes[::10]:
+        sent = bounds.parse(pb.Note, shared.SerializeToString())
+        assert (sent.epoch, sent.term, sent.plan.signature) == (3, 4, b"s" * 64)
+        assert sent.plan.plan == note.plan.plan
+        assert sent.plan.receipts == shared.receipts
 
 
 async def test_a_leader_names_those_who_did_not_confirm() -> None:

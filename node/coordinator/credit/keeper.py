@@ -5,7 +5,7 @@ records for the book, journal events. Never: a decision of the epoch; an account
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,7 @@ from node.coordinator.credit.statement import (
     work_domain,
 )
 from node.coordinator.kit import Kit
+from node.coordinator.shared_note import PlanBytes, SharedNote
 from node.core.errors import WireError
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version
@@ -271,25 +272,29 @@ class Credit:
             return {}
         return statements
 
-    def addressed(self, note: pb.Note, before: Plan | None, peer: PeerId) -> pb.Note:
-        """A plan's note as it is sent to one member: with the statements about the epoch of
-        ``before`` that name the member, as far as there is room."""
-        if peer == self._kit.me:
-            return note
-        made = pb.Note()
-        made.CopyFrom(note)
-        made.plan.receipts.SetInParent()
-        if before is None:
-            return made
-        place = next((i for i, m in enumerate(before.members) if m.peer == peer), -1)
-        room = min(ADDRESSED, SIZES["v1.Note"] - note.ByteSize() - 64)
-        for signed in _naming(place, self._of(before.hash).values()):
-            receipt = signed.note()
-            room -= receipt.ByteSize() + 8
-            if room < 0:
-                break
-            made.plan.receipts.receipts.append(receipt)
-        return made
+    def addressed(self, note: pb.Note, before: Plan | None) -> Callable[[PeerId], SharedNote]:
+        """A plan's note as it is sent to each other member: with the statements about the epoch of
+        ``before`` that name the member, where there is room. All share the bytes of the plan."""
+        shared = PlanBytes(note)
+        places: dict[PeerId, int] = {}
+        statements: Mapping[PeerId, Collected] = {}
+        if before is not None:
+            places = {m.peer: i for i, m in enumerate(before.members)}
+            statements = self._of(before.hash)
+        most = min(ADDRESSED, SIZES["v1.Note"] - note.ByteSize() - 64)
+
+        def to(peer: PeerId) -> SharedNote:
+            receipts = pb.ReceiptsNote()
+            room = most
+            for signed in _naming(places.get(peer, -1), statements.values()):
+                receipt = signed.note()
+                room -= receipt.ByteSize() + 8
+                if room < 0:
+                    break
+                receipts.receipts.append(receipt)
+            return SharedNote(shared, receipts)
+
+        return to
 
     # ----------------------------------------------------------- for people
 
