@@ -554,11 +554,11 @@ class NodeConfig:
         return _kept(self.swarm_dir(run_id) / "change")
 
     def keep_order(self, run_id: str, order: str) -> None:
-        """Keep the owner's newest order to a run. Raises Refused and OutOfResources."""
+        """Keep the owner's orders to a run that hold. Raises Refused and OutOfResources."""
         _keep(self.swarm_dir(run_id) / "order", order.encode())
 
     def order(self, run_id: str) -> str:
-        """The order that was kept of a run, "" for none."""
+        """The orders that were kept of a run, "" for none."""
         return _kept(self.swarm_dir(run_id) / "order")
 
     def keep_cell(self, run_id: str, cell: str) -> None:

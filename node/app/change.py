@@ -6,7 +6,6 @@ The text is the signature in base64, a line feed, and the signed JSON. It names 
 worth nothing in another.
 """
 
-import base64
 import dataclasses
 import json
 from collections.abc import Collection
@@ -16,7 +15,8 @@ from node.averaging.strategies.outer import OuterSettings
 from node.consensus.rules import MAX_CHANGE, Rules
 from node.core.errors import Refused, Removed, UsageFault
 from node.core.tables import build, check, settings_of
-from node.identity.keys import Identity, verify
+from node.identity.keys import Identity
+from node.identity.signed_text import sign_text, signed_body
 from node.manifest import GONE, SECTIONS, Manifest, gone, named
 
 DOMAIN = "tutti/change/1"
@@ -81,7 +81,7 @@ def signed(
         separators=(",", ":"),
         allow_nan=False,
     )
-    text = base64.b64encode(identity.sign(body.encode(), DOMAIN)).decode() + "\n" + body
+    text = sign_text(identity, body, DOMAIN)
     if len(text) > MAX_CHANGE:
         raise UsageFault(
             f"{len(revoked)} revoked peers do not fit into a change of {MAX_CHANGE} characters",
@@ -106,12 +106,8 @@ def read(manifest: Manifest, change: str) -> Rules:
         raise Refused(
             f"a change of {len(change)} characters, at most {MAX_CHANGE} are read", _AGAIN
         )
-    signature, _, body = change.partition("\n")
     try:
-        verify(
-            manifest.swarm.owner, body.encode(), base64.b64decode(signature, validate=True), DOMAIN
-        )
-        table: dict[str, Any] = json.loads(body)
+        table: dict[str, Any] = json.loads(signed_body(manifest.swarm.owner, change, DOMAIN))
         known = {"run", "revision", "cell", "outer"}
         if set(table) - {"revoked"} != known or table["run"] != manifest.run_id:
             raise Refused("a change of another run", _AGAIN)

@@ -76,8 +76,8 @@ class OperatorService(SnapshotBuilder, Window):
             self._d.gate.admit(peer, getattr(question, kind).admission, self._d.clock.wall())
         if kind == "manifest" and m is not None and question.manifest.run_id in ("", m.run_id):
             order = ""
-            if self._d.orders is not None and self._d.orders.known is not None:
-                order = self._d.orders.known.text
+            if self._d.orders is not None:
+                order = self._d.orders.text
             return ask.Answer(manifest=ask.ManifestAnswer(toml=self._text(m), order=order))
         if kind == "peers":
             return ask.Answer(peers=await self._answer_peers(question.peers.call))

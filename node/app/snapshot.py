@@ -570,17 +570,18 @@ class SnapshotBuilder:
         )
 
     def _order(self) -> pb.OrderLine | None:
-        """The newest order of the run's owner; None for none."""
+        """The order of the run's owner that outranks the others, with the largest number of all;
+        None for none."""
         orders = self._d.orders
         if orders is None or orders.known is None:
             return None
         known = orders.known
         return pb.OrderLine(
-            number=known.number,
+            number=orders.number,
             verb=known.verb.value,
             reason=known.reason,
             begins=known.begins,
-            in_force=known == orders.orders.in_force,
+            in_force=known in orders.orders.obeyed,
         )
 
     def _paused(self) -> str:

@@ -3,7 +3,7 @@ receipts. Leaves: text or a document, a file that others can verify. Never: a ke
 account (:mod:`node.coordinator.credit.account`)."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from node.control.words import clean
 from node.coordinator.credit.account import Ground, Refused
 from node.coordinator.credit.audit import RunAudit, audit
 from node.coordinator.credit.book import RECEIPTS, Damage, FileBook, framed, read, records
-from node.coordinator.credit.record import EpochRecord
+from node.coordinator.credit.record import EpochRecord, Stored
 from node.core.errors import ExitCode, LocalFault, UsageFault, WireError, writing
 from node.core.ids import PeerId, named
 from node.core.names import LONGEST
@@ -22,6 +22,11 @@ from node.identity import keys
 
 HONEST = frozenset({Ground.UNCERTIFIED})
 """Grounds that need no liar: the newest epoch of a file is often not certified yet."""
+MOST_RECORDS = 250_000
+"""Most records that are read, of all files together: 30 days of epochs of 10 s."""
+MOST_INFLATED = 2 << 30
+"""Most bytes of plans that are read, of all files together. A plan is compressed, by up to a
+thousand times."""
 MOST_SHOWN = 20
 """Refusals and gaps in the text; the document has all."""
 
@@ -76,26 +81,53 @@ def load(
     files: Iterable[Path], names_of: Callable[[str], Mapping[PeerId, str]] = lambda run: {}
 ) -> Ledger:
     """Read and verify files. ``names_of(run)``: names that peers of a run have announced. Raises
-    UsageFault for a file that cannot be read."""
+    UsageFault for a file that cannot be read. Records beyond :data:`MOST_RECORDS`, or with plans
+    beyond :data:`MOST_INFLATED`, are not read, and counted as damaged."""
     ledger = Ledger()
-    contents = list[list[EpochRecord]]()
-    for file in files:
-        at = 0
-        found = list[EpochRecord]()
-        contents.append(found)
-        for piece in records(read(file)):
-            if isinstance(piece, Damage):
-                ledger.damaged.append(Damaged(file, piece.at, piece.nbytes))
-                at = piece.at + piece.nbytes
-                continue
-            try:
-                found.append(EpochRecord.parse(piece))
-            except WireError as e:
-                ledger.damaged.append(Damaged(file, at, len(piece), str(e)))
-            at += len(framed(piece))
-    ledger.runs = audit(contents, is_signed)
+    reading = _Reading(ledger)
+    ledger.runs = audit((reading.stored(file) for file in files), is_signed)
     ledger.names = {run.run: names_of(run.run) for run in ledger.runs.values()}
     return ledger
+
+
+class _Reading:
+    """Files while they are read. ``left``: records and bytes of plans that are still read."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._records = MOST_RECORDS
+        self._inflated = MOST_INFLATED
+
+    def stored(self, file: Path) -> Iterator[Stored]:
+        """The good records of a file; damage and records that are not read are noted."""
+        damaged = self._ledger.damaged
+        at = 0
+        beyond = 0
+        first = 0
+        for piece in records(read(file)):
+            if isinstance(piece, Damage):
+                damaged.append(Damaged(file, piece.at, piece.nbytes))
+                at = piece.at + piece.nbytes
+                continue
+            if self._records <= 0 or self._inflated <= 0:
+                first = first or at
+                beyond += len(framed(piece))
+            else:
+                self._records -= 1
+                try:
+                    record = EpochRecord.parse(piece, self._inflates)
+                except WireError as e:
+                    damaged.append(Damaged(file, at, len(piece), str(e)))
+                else:
+                    yield Stored(piece, record)
+                    del record  # one plan at a time is in memory
+            at += len(framed(piece))
+        if beyond:
+            why = "not read, because the records before are too many or too large: name fewer files"
+            damaged.append(Damaged(file, first, beyond, why))
+
+    def _inflates(self, nbytes: int) -> None:
+        self._inflated -= nbytes
 
 
 def is_signed(peer: PeerId, data: bytes, signature: bytes, domain: str) -> bool:
@@ -243,7 +275,9 @@ def _refusals(refused: Sequence[Refused], names: Mapping[PeerId, str]) -> list[s
     kinds = Counter(r.ground.value for r in refused)
     lines = [f"  refused: {', '.join(f'{n} {kind}' for kind, n in sorted(kinds.items()))}"]
     for r in refused[:MOST_SHOWN]:
-        about = named(r.peer, _name(names, r.peer))
+        about = "nobody named"
+        if r.peer:
+            about = named(r.peer, _name(names, r.peer))
         lines.append(f"    {r.ground.value}, epoch {r.epoch}, {about}: {r.text}")
     if len(refused) > MOST_SHOWN:
         lines.append(f"    and {len(refused) - MOST_SHOWN} more (--json has all)")

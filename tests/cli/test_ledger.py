@@ -1,15 +1,18 @@
 """``tutti ledger``: receipts of files are verified without a daemon, and damage is named."""
 
 import json
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from node.coordinator.credit.book import RECEIPTS, FileBook
+from node.coordinator.credit.book import RECEIPTS, FileBook, framed
 from node.coordinator.credit.record import EpochRecord
 from node.coordinator.credit.statement import Signed
+from node.core.journey import Plan
 from node.identity.keys import name_of
+from node.tools import ledger as ledger_tool
 from testbed.swarms.signing import RUN, SigningSwarm
 from tests.cli.conftest import refused
 
@@ -122,3 +125,52 @@ def test_records_that_are_no_records_are_damage(tutti, ours, swarm):
     assert shown.returncode == 9
     (damage,) = json.loads(shown.stdout)["damaged"]
     assert damage["why"] == "a number with too many bytes"
+
+
+def test_records_that_inflate_without_end_are_not_read(tutti, ours, swarm, monkeypatch):
+    records = [swarm.epoch() for _ in range(5)]
+    path = written(book(ours), *records)
+    plans = [len(r.plan.canonical()) for r in records]
+    parsed: list[int] = []
+    parse = Plan.parse.__func__
+
+    def counting(cls, raw):
+        parsed.append(len(raw))
+        return parse(cls, raw)
+
+    monkeypatch.setattr(Plan, "parse", classmethod(counting))
+    monkeypatch.setattr("node.tools.ledger.MOST_INFLATED", sum(plans[:3]))
+    shown = tutti("ledger", "--json")
+    assert shown.returncode == 9
+    told = json.loads(shown.stdout)
+    assert told["runs"][0]["epochs"] == 3
+    (damage,) = told["damaged"]
+    sizes = [len(framed(r.encoded())) for r in records]
+    assert (damage["file"], damage["at"]) == (str(path), sum(sizes[:3]))
+    assert damage["bytes"] == sum(sizes[3:])
+    assert "not read" in damage["why"]
+    assert max(parsed) <= max(plans)
+    assert len(parsed) == 2 * 3, "once to be found, and once to be audited"
+    monkeypatch.undo()
+    monkeypatch.setattr("node.tools.ledger.MOST_RECORDS", 2)
+    assert json.loads(tutti("ledger", "--json").stdout)["runs"][0]["epochs"] == 2
+
+
+def test_one_plan_at_a_time_is_in_memory(ours, swarm):
+    path = written(book(ours), *(swarm.epoch() for _ in range(20)))
+    living: list[weakref.ref[Plan]] = []
+    most = 0
+    parse = Plan.parse.__func__
+
+    def watching(cls, raw):
+        nonlocal most
+        plan = parse(cls, raw)
+        living.append(weakref.ref(plan))
+        most = max(most, sum(ref() is not None for ref in living))
+        return plan
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Plan, "parse", classmethod(watching))
+        found = ledger_tool.load([path])
+    assert found.runs[RUN].tokens == 20 * 64
+    assert most <= 4

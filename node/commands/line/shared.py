@@ -13,6 +13,7 @@ from node.core.errors import UsageFault
 if TYPE_CHECKING:
     from node.config import NodeConfig
     from node.control.client import ControlClient
+    from node.manifest import Manifest
 
 HOME_OPTION = "--home"
 HOME: dict[str, str] = {}
@@ -73,6 +74,19 @@ def advice(text: str) -> str:
     from node.core.home import pasteable
 
     return pasteable(text, home_flag())
+
+
+def manifest_of_run(ours: NodeConfig, run_id: str) -> Manifest:
+    """The manifest of the run in which the daemon takes part; ``run_id``: as its status says it.
+    Raises UsageFault if it takes part in none, or in one that is not known here."""
+    known = None
+    if run_id:
+        known = ours.remembered(run_id)
+    if known is None:
+        raise UsageFault(
+            "the daemon takes no part in a run that is known here", "see  tutti status"
+        )
+    return known[0]
 
 
 def say(text: str) -> None:
