@@ -138,9 +138,10 @@ def test_records_that_inflate_without_end_are_not_read(tutti, ours, swarm, monke
         parsed.append(len(raw))
         return parse(cls, raw)
 
-    monkeypatch.setattr(Plan, "parse", classmethod(counting))
-    monkeypatch.setattr("node.tools.ledger.MOST_INFLATED", sum(plans[:3]))
-    shown = tutti("ledger", "--json")
+    with monkeypatch.context() as patch:
+        patch.setattr(Plan, "parse", classmethod(counting))
+        patch.setattr("node.tools.ledger.MOST_INFLATED", sum(plans[:3]))
+        shown = tutti("ledger", "--json")
     assert shown.returncode == 9
     told = json.loads(shown.stdout)
     assert told["runs"][0]["epochs"] == 3
@@ -151,7 +152,6 @@ def test_records_that_inflate_without_end_are_not_read(tutti, ours, swarm, monke
     assert "not read" in damage["why"]
     assert max(parsed) <= max(plans)
     assert len(parsed) == 2 * 3, "once to be found, and once to be audited"
-    monkeypatch.undo()
     monkeypatch.setattr("node.tools.ledger.MOST_RECORDS", 2)
     assert json.loads(tutti("ledger", "--json").stdout)["runs"][0]["epochs"] == 2
 

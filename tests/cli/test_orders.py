@@ -123,7 +123,7 @@ def test_who_joins_is_told_of_a_pause_and_of_an_end(ours, monkeypatch, capsys):
     invite = joins(monkeypatch, manifest, later)
     assert look(ours, invite, joins=True)[0] == manifest, "until then it can be joined"
     said = capsys.readouterr().err
-    assert "the run is paused by the run's owner" in said
+    assert "the run was paused by the run's owner" in said
     assert "the run will be ended by the run's owner in 2 h" in said
 
     for harmless in (order(Verb.RESUME, ""), order(Verb.END, "", Identity.ephemeral()), "rubbish"):
