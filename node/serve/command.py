@@ -86,7 +86,9 @@ def listen(host: str, port: int, token: str, verb: str = "serve") -> socket.sock
         made = socket.create_server(address[:2], family=family, backlog=512)
     except OSError as e:
         # The words of create_server repeat the address.
-        why = os.strerror(e.errno) if e.errno in errno.errorcode else e.strerror or str(e)
+        why = e.strerror or str(e)
+        if e.errno is not None and e.errno in errno.errorcode:
+            why = os.strerror(e.errno)
         raise taken(host, port, "--port PORT", socket.SOCK_STREAM, why) from e
     return made
 
