@@ -17,11 +17,11 @@ from node.consensus.voters import decide
 from node.consensus.votes import Supporter, Vote, vote_on
 from node.coordinator import notes
 from node.coordinator.briefing import Briefing
+from node.coordinator.credit.shared_note import Sent
 from node.coordinator.inquiries import Inquiries, OwnPeer, Search
 from node.coordinator.kit import Kit
 from node.coordinator.messenger import Messenger
 from node.coordinator.recalling import Recalling
-from node.coordinator.shared_note import Sent
 from node.coordinator.statements import Statements
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
-from node.coordinator.shared_note import Sent, encoded
+from node.coordinator.credit.shared_note import Sent, encoded
 from node.coordinator.vitals import Vitals
 from node.core.clock import Clock
 from node.core.errors import PeerFault

@@ -165,16 +165,14 @@ class _Auditing:
     @staticmethod
     def _together(found: _Found) -> _Epoch:
         """All that the records of an epoch say."""
-        epoch: _Epoch | None = None
+        first = found.sources[0].load()
+        epoch = _Epoch(first.plan, first.made, first.dropped, found.claimed)
         for source in found.sources:
-            record = source.load()
-            if epoch is None:
-                epoch = _Epoch(record.plan, record.made, record.dropped, found.claimed)
+            record = first if source is found.sources[0] else source.load()
             if record.certificate is not None:
                 epoch.certificates.setdefault(proof(record.certificate), record.certificate)
             for signed in record.signed:
                 epoch.signed.setdefault(signed.peer, {})[signed] = None
-        assert epoch is not None
         return epoch
 
     def audited(self) -> RunAudit:

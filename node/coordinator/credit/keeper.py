@@ -13,6 +13,7 @@ from node.consensus.votes import Certificate
 from node.coordinator.credit.account import Account, Ground, Refused, names, settle
 from node.coordinator.credit.book import Book
 from node.coordinator.credit.record import EpochRecord
+from node.coordinator.credit.shared_note import PlanBytes, SharedNote
 from node.coordinator.credit.statement import (
     Signed,
     Statement,
@@ -20,7 +21,6 @@ from node.coordinator.credit.statement import (
     work_domain,
 )
 from node.coordinator.kit import Kit
-from node.coordinator.shared_note import PlanBytes, SharedNote
 from node.core.errors import WireError
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version

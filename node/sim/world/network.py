@@ -25,7 +25,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from node.coordinator.shared_note import SharedNote
+from node.coordinator.credit.shared_note import SharedNote
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.core.patience import Patience
