@@ -194,7 +194,7 @@ class ValueSum(GradientSum):
         super().reset()
         self._samples = []
 
-    def whole(self) -> tuple[dict[str, Tensor], int]:
+    def whole(self) -> tuple[Mapping[str, Tensor], int]:
         sums, tokens = super().whole()
         return sums, self._gave(tuple(self._samples), sums, tokens)
 
