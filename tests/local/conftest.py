@@ -1,7 +1,7 @@
 """A stage over two CPU processes beside the same stage on one device. One test at a time: a process
 is in one group of ranks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,7 +44,7 @@ class Side:
     state: StageState
     owner: Owner
 
-    def adopt(self, epoch: int) -> tuple[dict[str, torch.Tensor], int]:
+    def adopt(self, epoch: int) -> tuple[Mapping[str, torch.Tensor], int]:
         """Take the gradients, step, and put the fresh parameters in place.
 
         Returns the gradient sums by parameter, and their number of tokens.
