@@ -80,6 +80,9 @@ class PipedRanks(Ranks):
     def _tell(self, process: Any, words: dict[str, Any]) -> None:  # pyright: ignore
         self._line.send(words)
 
+    def _cause(self, error: Exception) -> str:
+        return f"{type(error).__name__}: {error}"
+
     def held(self) -> dict[str, int]:
         """Bytes that the other rank holds."""
         self._line.send({"do": "held"})
@@ -104,7 +107,7 @@ def _other(line: Connection, store: Path) -> None:
                 worker = Worker(program, steps)
             case "held" if worker is not None:
                 line.send({"state": _state_at(worker), "gradients": _gradients_at(worker)})
-            case "gather":
+            case "orthogonalise":
                 gather = gather or _whole_at_first(here, words["shapes"], words["optimizer"])
                 gather.run({}, lambda name, update: None)
             case _ if worker is not None:
@@ -329,7 +332,9 @@ class GatherEverything:
     def _orthogonalised(self, directions: Mapping[str, Tensor]) -> dict[str, Tensor]:
         shapes = [(n, *d.shape) for n, d in directions.items()]
         optimizer = self._two.optimizer
-        self._two.ranks._line.send({"do": "gather", "shapes": shapes, "optimizer": optimizer})
+        self._two.ranks._line.send(
+            {"do": "orthogonalise", "shapes": shapes, "optimizer": optimizer}
+        )
         if self._product is None:
             self._product = _whole_at_first(self._two.here, shapes, optimizer)
         found: dict[str, Tensor] = {}

@@ -1,16 +1,50 @@
-"""Replicas on one and on two devices average with each other, and go on from each other's kind of
-checkpoint."""
+"""Replicas on one and on two devices average with each other, and a stage goes on from a checkpoint
+of the other kind."""
+
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from testbed.daemons.fleet import Box, Peer
+from testbed.daemons.forks import Forks
 from testbed.reference.swarm import Reference
 
 pytestmark = pytest.mark.swarm
-EPOCHS = 10
+EPOCHS = 8
 LOST = ("state-lost", "state-unusable", "momentum-old", "state-not-moved", "checkpoint-failed")
 
 
-def test_boxes_of_one_and_two_devices_take_each_others_place(box, tmp_path):
+@pytest.fixture
+def box(tmp_path: Path, forks: Forks) -> Iterator[Box]:
+    made = Box(tmp_path / "swarm", forks=forks)
+    yield made
+    made.clean_up()
+
+
+def start(peer: Peer, devices: int) -> None:
+    words = peer.child.arguments
+    if "--local-devices" in words:
+        words = words[: words.index("--local-devices")]
+    peer.child.arguments = (*words, "--local-devices", str(devices))
+    peer.start()
+
+
+def finished(box: Box, ends: Peer, folder: Path) -> None:
+    """Wait for the end of the run; the last loss is one process's, and no state was lost."""
+
+    def complete():
+        now = ends.status()
+        return now.epoch >= EPOCHS and now.state == "finished" and now
+
+    status = box.wait("the last epoch", complete, 240.0, tuple(box.live))
+    losses = [e.loss for e in Reference(box.manifest, folder).train(EPOCHS)]
+    assert status.loss == pytest.approx(losses[-1], rel=1e-3)
+    for peer in box.made.values():
+        assert [e["text"] for e in peer.events() if e["kind"] in LOST] == []
+
+
+def test_replicas_of_one_and_of_two_devices_average(box, tmp_path):
     peers = box.swarm(
         (2, 2),
         model__kv_heads=2,
@@ -18,26 +52,29 @@ def test_boxes_of_one_and_two_devices_take_each_others_place(box, tmp_path):
         training__min_replicas=2,
         training__epochs=EPOCHS,
     )
-    with_two = (peers[0], peers[2])
-    for peer in peers:
-        peer.child.arguments += ("--local-devices", str(1 + (peer in with_two)))
-        peer.start()
-    box.wait("four epochs", lambda: peers[0].status().epoch >= 4, 240.0, tuple(peers))
+    for peer, devices in zip(peers, (2, 1, 2, 1), strict=True):
+        start(peer, devices)
+    finished(box, peers[0], tmp_path)
     box.digests_equal()
     assert set(box.stop_all(60.0).values()) == {0}
-    for peer in peers:
-        *words, _ = peer.child.arguments
-        peer.child.arguments = (*words, str(2 - (peer in with_two)))
-        peer.start()
 
-    def complete():
-        now = peers[0].status()
-        return now.epoch >= EPOCHS and now.state == "finished" and now
 
-    status = box.wait("the last epoch", complete, 240.0, tuple(peers))
-    losses = [e.loss for e in Reference(box.manifest, tmp_path).train(EPOCHS)]
-    assert status.loss == pytest.approx(losses[-1], rel=1e-3)
-    for peer in peers:
-        assert [e for e in peer.events() if e["kind"] in LOST] == []
-    assert [p.status().device.startswith("2 x cpu") for p in peers] == [False, True, False, True]
+def test_a_stage_goes_on_with_another_number_of_devices(box, tmp_path):
+    ends, blocks = box.swarm(
+        (1, 1),
+        model__kv_heads=2,
+        pipeline__stages=1,
+        training__min_replicas=1,
+        training__epochs=EPOCHS,
+    )
+    start(ends, 2)
+    start(blocks, 1)
+    box.wait("three epochs", lambda: ends.status().epoch >= 3, 240.0, (ends, blocks))
     assert set(box.stop_all(60.0).values()) == {0}
+    start(ends, 1)
+    start(blocks, 2)
+    finished(box, ends, tmp_path)
+    assert blocks.status().device.startswith("2 x cpu")
+    assert not ends.status().device.startswith("2 x cpu")
+    for peer in (ends, blocks):
+        assert [e for e in peer.events() if "is back from the disk" in e["text"]]
