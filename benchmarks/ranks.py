@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
@@ -231,65 +231,81 @@ def box(
 # ------------------------------------------------------------------ bits and bytes
 
 
+@dataclass
+class Found:
+    """Figures of both stages of a model with one optimizer. ``off``: largest difference from one
+    device; ``state`` and ``gradients``: bytes at each rank; ``whole``: bytes of both at one
+    device."""
+
+    off: float = 0.0
+    state: list[int] = field(default_factory=lambda: [0] * RANKS)
+    gradients: list[int] = field(default_factory=lambda: [0] * RANKS)
+    whole: list[int] = field(default_factory=lambda: [0, 0])
+
+    def differ(self, mine: Tensor, wanted: Tensor) -> None:
+        """Count a tensor and the one that one device has in its place."""
+        self.off = max(self.off, float((mine - wanted).abs().max()))
+
+
+def stepped(
+    here: Rank, ranks: PipedRanks, stage: int, optimizer: OptimSettings, found: Found
+) -> None:
+    """Step a stage some times, over both ranks and on one device, and count what is found."""
+    two = box(here, ranks, SMALL, stage, optimizer)
+    alone = Owner(optimizer, EPOCHS)
+    for epoch in range(STEPS):
+        two.local.gradients.reset()
+        two.train()
+        means = two.means()
+        before = two.parameters()
+        fresh = two.owner.step_parts(before, means, epoch)
+        for name, wanted in alone.step_parts(before, means, epoch).items():
+            found.differ(fresh[name], wanted)
+        two.owner.commit(epoch)
+        alone.commit(epoch)
+        two.place(fresh)
+    state, gradients = two.held()
+    there = ranks.held()
+    for kind, held in (
+        (found.state, (state, there["state"])),
+        (found.gradients, (gradients, there["gradients"])),
+        (found.whole, (alone.nbytes, sum(p.nbytes for p in two.parameters().values()))),
+    ):
+        kind[:] = [before + more for before, more in zip(kind, held, strict=True)]
+    for name in alone.names():
+        for key, tensor in alone.state(name).items():
+            found.differ(collected(two.owner.state(name)[key]), collected(tensor))
+
+
 def bits(
     report: Report, here: Rank, ranks: PipedRanks, optimizers: Mapping[str, OptimSettings]
 ) -> None:
     """Add the rows of differences from one device, and of the bytes of the fuller rank."""
     for name, optimizer in optimizers.items():
-        off = 0.0
-        state = [0, 0]
-        gradients = [0, 0]
+        found = Found()
         for stage in (ENDS, 1):
-            two = box(here, ranks, SMALL, stage, optimizer)
-            alone = Owner(optimizer, EPOCHS)
-            two.train()
-            for epoch in range(STEPS):
-                means = two.means()
-                before = two.parameters()
-                fresh = two.owner.step_parts(before, means, epoch)
-                wanted = alone.step_parts(before, means, epoch)
-                off = max(off, *(float((fresh[n] - w).abs().max()) for n, w in wanted.items()))
-                two.owner.commit(epoch)
-                alone.commit(epoch)
-                two.place(fresh)
-                if epoch == STEPS - 1:
-                    here_state, here_gradients = two.held()
-                    there = ranks.held()
-                    state = [state[0] + here_state, state[1] + there["state"]]
-                    gradients = [gradients[0] + here_gradients, gradients[1] + there["gradients"]]
-                else:
-                    two.local.gradients.reset()
-                    two.train()
-            for part in alone.names():
-                for key, tensor in alone.state(part).items():
-                    mine = collected(two.owner.state(part)[key])
-                    off = max(off, float((mine - collected(tensor)).abs().max()))
-        _add_bits(report, name, off, state, gradients)
-
-
-def _add_bits(
-    report: Report, name: str, off: float, state: list[int], gradients: list[int]
-) -> None:
-    what = f"{ITEM} tensor-parallel step, two ranks, {name}"
-    report.add(
-        f"{what}: largest difference of parameters and state from one device",
-        off,
-        "",
-        f"after {STEPS} steps of the ends and of a block stage: AdamW works on numbers one by one, "
-        "and a host multiplies the same whole matrices",
-        "0: bit for bit",
-        off == 0.0,
-    )
-    for kind, held in (("optimizer state", state), ("gradients", gradients)):
-        share = max(held) / sum(held)
+            stepped(here, ranks, stage, optimizer, found)
+        what = f"{ITEM} tensor-parallel step, two ranks, {name}"
         report.add(
-            f"{what}: {kind} of the fuller rank",
-            round(share, 4),
-            "of the whole",
-            f"{held[0]:,} and {held[1]:,} bytes",
-            f"<= {MOST_SHARE}",
-            share <= MOST_SHARE,
+            f"{what}: largest difference of parameters and state from one device",
+            found.off,
+            "",
+            f"after {STEPS} steps of the ends and of a block stage: AdamW works on numbers one by "
+            "one, and a host multiplies the same whole matrices",
+            "0: bit for bit",
+            found.off == 0.0,
         )
+        kinds = {"optimizer state": found.state, "gradients": found.gradients}
+        for (kind, held), whole in zip(kinds.items(), found.whole, strict=True):
+            share = max(held) / whole
+            report.add(
+                f"{what}: {kind} of the fuller rank",
+                round(share, 4),
+                "of one device's",
+                f"{held[0]:,} and {held[1]:,} bytes",
+                f"<= {MOST_SHARE}",
+                share <= MOST_SHARE,
+            )
 
 
 # ------------------------------------------------------------------ time

@@ -10,6 +10,7 @@ pieces of the ranks. Leaves: fresh parameters at rank 0, new state where the old
 
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import cast
 
@@ -85,28 +86,32 @@ class RankSteps:
         """
         after: dict[int, State] = {}
         pieces: dict[str, Tensor] = {}
-        failed: list[str] = []
         given = wholes or {}
-        gradients: dict[str, Tensor] = {}
         cut = {
             order.name: cut_at(order.host, order.name, order.shape, self._here.size)
             for order in orders
         }
+        gradients: dict[str, Tensor] = {}
+        begins: dict[str, Tensor] = {}
         for order in orders:
-            name = order.name
-            parameter, gradient = given.get(name, (None, None))
-            gradients[name] = self._here.scatter(cut[name], gradient)
+            parameter, gradient = given.get(order.name, (None, None))
+            gradients[order.name] = self._here.scatter(cut[order.name], gradient)
             if order.host >= 0:
-                begins = self._here.scatter(cut[name], parameter)
-                gradient = gradients.pop(name)
-                made = self._hosted(order, begins, gradient, kept, epoch)
-                if not self._agreed(order.host, made is not None):
-                    failed.append(name)
-                    continue
-                pieces[name], after[order.after] = made or (begins, {})
-            elif order.method == "adamw":
-                pieces[name], after[order.after] = self._steps.adamw(
-                    name, self._own(name), gradients.pop(name), _state(order, kept), epoch
+                begins[order.name] = self._here.scatter(cut[order.name], parameter)
+        failed: list[str] = []
+        for order, made in self._hosted(orders, begins, gradients, kept, epoch):
+            if made is None:
+                failed.append(order.name)
+                continue
+            pieces[order.name], after[order.after] = made
+        for order in orders:
+            if order.method == "adamw":
+                pieces[order.name], after[order.after] = self._steps.adamw(
+                    order.name,
+                    self._own(order.name),
+                    gradients.pop(order.name),
+                    _state(order, kept),
+                    epoch,
                 )
         matrices = [order for order in orders if order.method == "muon"]
         for order, (fresh, state) in self._muon(matrices, cut, gradients, kept, epoch):
@@ -201,22 +206,33 @@ class RankSteps:
 
     def _hosted(
         self,
-        order: PartOrder,
-        parameter: Tensor,
-        gradient: Tensor,
+        orders: Sequence[PartOrder],
+        begins: Mapping[str, Tensor],
+        gradients: dict[str, Tensor],
         kept: Mapping[int, State],
         epoch: int,
-    ) -> tuple[Tensor, State] | None:
-        """The step of a whole matrix at its host, None if it fails; elsewhere nothing, which does
-        not."""
-        if order.host != self._here.rank:
-            return parameter, {}
-        try:
-            return self._steps.wrapped(order.name, parameter, gradient, _state(order, kept), epoch)
-        except StepFault:
-            return None
+    ) -> list[tuple[PartOrder, tuple[Tensor, State] | None]]:
+        """Pieces of the steps of whole matrices, which the hosts make side by side; None for a step
+        that fails."""
+        hosted = [order for order in orders if order.host >= 0]
+        made: dict[str, tuple[Tensor, State]] = {}
+        for order in hosted:
+            gradient = gradients.pop(order.name)
+            if order.host != self._here.rank:
+                made[order.name] = begins[order.name], {}
+                continue
+            with suppress(StepFault):
+                made[order.name] = self._steps.wrapped(
+                    order.name, begins[order.name], gradient, _state(order, kept), epoch
+                )
+        found: list[tuple[PartOrder, tuple[Tensor, State] | None]] = []
+        for order in hosted:
+            fine = self._agreed(order.host, order.name in made)
+            found.append((order, made[order.name] if fine else None))
+        return found
 
     def _agreed(self, host: int, fine: bool) -> bool:
+        """Return ``fine`` as the host has it."""
         said = torch.tensor([float(fine)], device=self._here.device.device)
         dist.broadcast(said, host)
         return bool(said)
