@@ -208,7 +208,7 @@ def two_ranks() -> Iterator[tuple[Rank, PipedRanks]]:
         torch.set_num_threads(1)
         try:
             here = Rank.meet(0, RANKS, Device.pick("cpu"), store)
-            yield here, PipedRanks(ours, process)
+            yield here, PipedRanks(cast(Connection, ours), process)
             ours.send({})
             process.join()
         finally:
