@@ -10,6 +10,7 @@ pieces of the ranks. Leaves: fresh parameters at rank 0, new state where the old
 
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import cast
@@ -261,6 +262,9 @@ class CutTensor(RemoteTensor):
         self._host = host
 
     def collect(self) -> Tensor:
+        return self._box.reader.submit(self._collect).result()
+
+    def _collect(self) -> Tensor:
         words = {
             "number": self.handle.number,
             "key": self._key,
@@ -288,6 +292,8 @@ class CutSteps:
         self.ranks = ranks
         self.mine = RankSteps(program, settings, epochs)
         self.on_cpu = not program.here.device.is_cuda
+        # A thread of low priority, as the writer of checkpoints is, must not hold the ranks up.
+        self.reader = ThreadPoolExecutor(1, "state-reader")
         self._size = program.here.size
         self._settings = settings
         self._alone = PartSteps(settings, epochs)
