@@ -73,6 +73,8 @@ def test_unnamed_shares_and_reset_epochs_count_nowhere(blocks):
     taken, tokens = blocks.two.gradients.whole()
     sums = dict(taken)
     assert tokens == 48
+    whole = sum(t.nbytes for t in sums.values())
+    assert sum(t.nbytes for t in vars(taken)["_parts"].values()) <= 0.55 * whole
     trip(blocks.one, 73)
     for name, gradient in blocks.one.gradients.whole()[0].items():
         torch.testing.assert_close(sums[name], gradient, rtol=1e-2, atol=1e-2)
