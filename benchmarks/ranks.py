@@ -29,7 +29,7 @@ from node.local.groups import Sharded
 from node.local.optimizer import CutSteps, CutTensor, RankSteps
 from node.local.program import Program
 from node.local.rank import Rank
-from node.local.ranks import Ranks
+from node.local.ranks import START_S, Ranks
 from node.local.stage import LocalStage
 from node.local.step import TensorParallelStep
 from node.local.worker import Worker
@@ -96,6 +96,7 @@ def _lost(fault: DeviceLost) -> None:
 def _other(line: Connection, store: Path) -> None:
     """The second rank: builds stages, gathers matrices, does what the product's rank 0 says."""
     torch.set_num_threads(1)
+    line.send("ready")
     here = Rank.meet(1, RANKS, Device.pick("cpu"), store)
     worker: Worker | None = None
     gather: TensorParallelStep | None = None
@@ -207,6 +208,9 @@ def two_ranks() -> Iterator[tuple[Rank, PipedRanks]]:
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:
+            if not ours.poll(START_S):
+                raise RuntimeError("the second rank did not come up")
+            ours.recv()
             here = Rank.meet(0, RANKS, Device.pick("cpu"), store)
             yield here, PipedRanks(cast(Connection, ours), process)
             ours.send({})
