@@ -233,7 +233,17 @@ async def assemble(
         from node.local.stage import open_stage
 
         local = await open_stage(
-            devices, device, threads, module, m, p.stages, stage, config.home / "devices", on_error
+            devices,
+            device,
+            threads,
+            module,
+            m,
+            p.stages,
+            stage,
+            config.home / "devices",
+            on_error,
+            manifest.optimizer,
+            t.epochs,
         )
         placed = local.place
     frozen = None
@@ -285,11 +295,11 @@ async def assemble(
         machines = Machines(member=recorder.member, leader=recorder.leader)
     math = partial(StageMath, recompute=verdict.recompute, gradients=precision.gradients)
     gradients = None
-    orthogonalise = None
+    steps = None
     if local:
         math = local.math
         gradients = local.gradients
-        orthogonalise = local.orthogonalise
+        steps = local.steps
     services = compose(
         manifest,
         Ports(
@@ -304,7 +314,7 @@ async def assemble(
             ThreadPoolExecutor(1, "heavy"),
             meter,
             store,
-            Owner(manifest.optimizer, t.epochs, orthogonalise=orthogonalise),
+            Owner(manifest.optimizer, t.epochs, steps=steps),
             parts_of_stages(manifest),
             replace(
                 config.limits,

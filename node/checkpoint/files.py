@@ -24,6 +24,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from node.core.errors import DISK_FULL, LocalFault, OutOfResources, Refused
+from node.wire.remote import HeldTensor, collected
 from node.wire.tensor_file import file_header
 
 _NO_FOLLOW = os.O_NOFOLLOW | os.O_CLOEXEC
@@ -222,7 +223,7 @@ class BlockWriter:
 
 def write_tensors(
     fd: int,
-    tensors: Mapping[str, torch.Tensor],
+    tensors: Mapping[str, HeldTensor],
     goes_on: Callable[[], bool] = lambda: True,
 ) -> tuple[int, str]:
     """Write ``tensors`` (any device, any strides) to a new file; returns the number of bytes
@@ -234,7 +235,7 @@ def write_tensors(
     out = BlockWriter(fd, goes_on)
     out.add(memoryview(header))
     for name in sorted(tensors):
-        flat = tensors[name].detach().cpu().contiguous().reshape(-1)
+        flat = collected(tensors[name]).detach().cpu().contiguous().reshape(-1)
         out.add(flat.view(torch.uint8).numpy().data)
     digest = out.finish()
     return out.size, digest
@@ -263,7 +264,7 @@ def read_tensors(fd: int, size: int) -> dict[str, torch.Tensor]:
     return tensors
 
 
-def _header(tensors: Mapping[str, torch.Tensor]) -> bytes:
+def _header(tensors: Mapping[str, HeldTensor]) -> bytes:
     for name in tensors:
         check_name(name)
     head, _ = file_header({name: (t.dtype, t.shape) for name, t in tensors.items()})

@@ -11,11 +11,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import torch
-
 from node.checkpoint.state import WIRE, StateKind
 from node.core.ids import PeerId
 from node.core.journey import Version
+from node.wire.remote import HeldTensor, collected
 from node.wire.tensors import digest_of, encode, expected_head, hashes_of, nbytes_of
 from protos import state_pb2
 
@@ -114,7 +113,7 @@ class Pin:
     once; ``given``: bytes of each tensor that went to a peer; ``readers``: requests under way."""
 
     key: PinKey
-    tensors: dict[str, torch.Tensor]
+    tensors: dict[str, HeldTensor]
     born: float
     readings: dict[PeerId, Reading] = field(default_factory=dict)
     views: dict[str, memoryview] = field(default_factory=dict)
@@ -147,9 +146,10 @@ class Pin:
             reading.moved = now
 
     def view(self, name: str) -> memoryview:
-        """The fp32 bytes of one tensor; for one on a device this is its copy on the CPU."""
+        """The fp32 bytes of one tensor; for one on a device, or with other processes, this is its
+        copy on the CPU."""
         if name not in self.views:
-            self.views[name] = encode(self.tensors[name], WIRE)
+            self.views[name] = encode(collected(self.tensors[name]), WIRE)
         return self.views[name]
 
     def describe(self, names: tuple[str, ...]) -> state_pb2.StateManifest:
@@ -220,7 +220,7 @@ class Pins:
         return None
 
     def hold(
-        self, key: PinKey, tensors: Mapping[str, torch.Tensor], peer: PeerId, now: float
+        self, key: PinKey, tensors: Mapping[str, HeldTensor], peer: PeerId, now: float
     ) -> Pin | None:
         """The pin of ``key`` for ``peer`` to read, a new one if there is none. ``tensors`` are
         added to it, counters as numbers; tensors that it has already stay as they are. None when
@@ -235,7 +235,9 @@ class Pins:
             return None
         pin = self._pins.setdefault(key, Pin(key, {}, now))
         for name, tensor in new.items():
-            pin.tensors[name] = tensor if tensor.is_floating_point() else tensor.float()
+            pin.tensors[name] = tensor
+            if not tensor.dtype.is_floating_point:
+                pin.tensors[name] = collected(tensor).float()
         self.reads(pin, peer, (), now)
         return pin
 

@@ -27,6 +27,7 @@ from node.core.memory import give_freed_back
 from node.identity.places import Places, block_of
 from node.transport.port import TransportPort
 from node.transport.traffic import Share
+from node.wire.remote import HeldTensor
 from protos import state_pb2, state_pb2_grpc
 
 MESSAGE = 256 << 10
@@ -331,7 +332,7 @@ class StateService(state_pb2_grpc.StateServicer):
         request: state_pb2.DescribeRequest,
         kind: StateKind,
         peer: PeerId,
-        given: tuple[Version, Mapping[str, torch.Tensor]] | None,
+        given: tuple[Version, Mapping[str, HeldTensor]] | None,
     ) -> Pin:
         now = self._clock.now()
         stage = request.stage

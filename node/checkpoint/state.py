@@ -10,6 +10,7 @@ import torch
 
 from node.core.ids import PeerId
 from node.core.journey import Version
+from node.wire.remote import HeldTensor
 from protos import state_pb2
 
 WIRE = "fp32"
@@ -47,7 +48,7 @@ class StateProvider(Protocol):
 
     def describe(
         self, stage: int, kind: StateKind, epoch: int | None, lineage: str
-    ) -> tuple[Version, Mapping[str, torch.Tensor]] | None:
+    ) -> tuple[Version, Mapping[str, HeldTensor]] | None:
         """The state of ``stage`` at ``epoch`` (None: the newest committed), or None when it is not
         held.
 

@@ -47,6 +47,7 @@ from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.state import by_part
 from node.core import numbers
 from node.core.errors import LocalFault, OutOfResources, Refused
+from node.wire.remote import HeldTensor
 from node.wire.tensors import digest
 
 PARAMETERS = "parameters.safetensors"
@@ -169,7 +170,7 @@ class CheckpointStore:
         stage: int,
         epoch: int,
         parameters: Mapping[str, torch.Tensor],
-        optimizer: Mapping[str, Mapping[str, torch.Tensor]],
+        optimizer: Mapping[str, Mapping[str, HeldTensor]],
         meta: Mapping[str, Any],
         *,
         stride: int = 1,
@@ -178,7 +179,8 @@ class CheckpointStore:
     ) -> Path:
         """Write one checkpoint and remove old ones; returns its directory.
 
-        The tensors must not change during the call. Saving an existing checkpoint is a no-op.
+        The tensors must not change during the call. Optimizer state of other processes is read one
+        tensor at a time. Saving an existing checkpoint is a no-op.
         ``stride``: other peers have the epochs that are multiples of it, so these stay before
         others; ``beside``: epochs that stay whatever the settings say; ``goes_on`` is asked between
         blocks of bytes and ends the writing by returning False.
@@ -200,7 +202,10 @@ class CheckpointStore:
                 old, why = self._look(at, _named(epoch), stage, epoch, whole=True)
                 if old is not None and (old.digest, old.meta) == (stage_digest, dict(meta)):
                     return self.path(stage, epoch)
-                files = {PARAMETERS: parameters, OPTIMIZER: flat}
+                files: dict[str, Mapping[str, HeldTensor]] = {
+                    PARAMETERS: parameters,
+                    OPTIMIZER: flat,
+                }
                 size = sum(t.nbytes for named in files.values() for t in named.values())
                 protected = {epoch, *beside}
                 self._make_room(stage, size + OVERHEAD, protected)
@@ -285,7 +290,7 @@ class CheckpointStore:
         self,
         at: int,
         manifest: CheckpointManifest,
-        files: Mapping[str, Mapping[str, torch.Tensor]],
+        files: Mapping[str, Mapping[str, HeldTensor]],
         unusable: str,
         goes_on: Callable[[], bool],
     ) -> None:

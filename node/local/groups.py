@@ -4,6 +4,7 @@ made once for a set of shapes, and kept."""
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from node.local.split import cut_of, span
 from node.partition.balance import longest_first
 from node.partition.matrices import FP32, Unit, in_order, muon_flops
 from node.partition.plan import bounded_groups
@@ -20,6 +21,20 @@ class Sharded:
     cols: int
     dim: int
     sizes: tuple[int, ...]
+
+    @classmethod
+    def as_parameter(cls, name: str, shape: tuple[int, ...], ranks: int) -> "Sharded":
+        """A matrix that is cut as the parameter ``name`` of this shape is."""
+        rows, cols = shape
+        dim = cut_of(name) or 0
+        cuts = [span(shape[dim], rank, ranks) for rank in range(ranks)]
+        return cls(name, rows, cols, dim, tuple(stop - start for start, stop in cuts))
+
+    @classmethod
+    def at(cls, host: int, name: str, shape: tuple[int, ...], ranks: int) -> "Sharded":
+        """A matrix that one rank holds whole."""
+        rows, cols = shape
+        return cls(name, rows, cols, 0, tuple(rows * (rank == host) for rank in range(ranks)))
 
     @property
     def numel(self) -> int:

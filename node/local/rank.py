@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from node.core.errors import DeviceLost
-from node.local.split import cut_of, local_shape, span
+from node.local.groups import Sharded
+from node.local.split import cut_of
 from node.model.device import Device
 
 TIMEOUT_S = 120.0
@@ -84,40 +85,57 @@ class Rank:
     def deal(self, name: str, shape: tuple[int, ...], whole: Tensor | None) -> Tensor:
         """This rank's part of a parameter, which rank 0 has ``whole``, on the device; the others
         give None."""
-        where = self.device.device
-        dim = cut_of(name)
-        if whole is None:
-            part = torch.empty(local_shape(name, shape, self.rank, self.size), device=where)
-            dist.recv(part, 0)
-            return part
-        pieces = [
-            _piece(whole, dim, rank, self.size).to(where).contiguous() for rank in range(self.size)
-        ]
-        for rank in range(1, self.size):
-            dist.send(pieces[rank], rank)
-        return pieces[0]
+        if cut_of(name) is not None:
+            return self.scatter(Sharded.as_parameter(name, shape, self.size), whole)
+        part = torch.empty(shape, device=self.device.device)
+        if whole is not None:
+            part.copy_(whole)
+        return self.share(part)
 
     def collect(self, name: str, shape: tuple[int, ...], part: Tensor) -> Tensor | None:
         """The whole of a tensor that is cut as the parameter ``name`` is, on the CPU at rank 0;
         None at the others."""
-        dim = cut_of(name)
-        if dim is None:
-            if self.rank != 0:
-                return None
-            return part.cpu()
+        if cut_of(name) is not None:
+            return self.gather(Sharded.as_parameter(name, shape, self.size), part)
         if self.rank:
-            dist.send(part.contiguous(), 0)
             return None
-        whole = torch.empty(shape, dtype=part.dtype)
-        _piece(whole, dim, 0, self.size).copy_(part)
+        return part.cpu()
+
+    def scatter(self, matrix: Sharded, whole: Tensor | None) -> Tensor:
+        """This rank's part of a matrix, which rank 0 has ``whole``, on the device; the others give
+        None. Rank 0's may be a view of the whole."""
+        where = self.device.device
+        if whole is None:
+            part = torch.empty(matrix.shape(self.rank), device=where)
+            if part.numel():
+                dist.recv(part, 0)
+            return part
+        pieces = whole.split(list(matrix.sizes), matrix.dim)
         for rank in range(1, self.size):
-            other = torch.empty(
-                local_shape(name, shape, rank, self.size),
-                dtype=part.dtype,
-                device=self.device.device,
-            )
+            if matrix.part(rank):
+                dist.send(pieces[rank].to(where).contiguous(), rank)
+        return pieces[0].to(where).contiguous()
+
+    def gather(self, matrix: Sharded, part: Tensor) -> Tensor | None:
+        """The whole of a matrix of which every rank has a ``part``, on the CPU at rank 0; None at
+        the others."""
+        if self.rank:
+            if part.numel():
+                dist.send(part.contiguous(), 0)
+            return None
+        whole = torch.empty(matrix.rows, matrix.cols, dtype=part.dtype)
+        pieces = whole.split(list(matrix.sizes), matrix.dim)
+        if matrix.part(0):
+            pieces[0].copy_(part)
+        for rank in range(1, self.size):
+            if not matrix.part(rank):
+                continue
+            if pieces[rank].is_contiguous() and not self.device.is_cuda:
+                dist.recv(pieces[rank], rank)
+                continue
+            other = torch.empty(matrix.shape(rank), dtype=part.dtype, device=self.device.device)
             dist.recv(other, rank)
-            _piece(whole, dim, rank, self.size).copy_(other)
+            pieces[rank].copy_(other)
         return whole
 
 
@@ -130,10 +148,3 @@ def lost_is_a_fault() -> Iterator[None]:
         raise DeviceLost(
             f"the devices of this box lost each other: {str(e).splitlines()[0][:200]}", NEXT_STEP
         ) from e
-
-
-def _piece(whole: Tensor, dim: int | None, rank: int, ranks: int) -> Tensor:
-    if dim is None:
-        return whole
-    start, stop = span(whole.shape[dim], rank, ranks)
-    return whole.narrow(dim, start, stop - start)

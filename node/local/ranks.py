@@ -25,6 +25,7 @@ from node.core.errors import DeviceLost
 from node.local.rank import NEXT_STEP, TIMEOUT_S, Rank
 from node.model.device import Device
 from node.model.settings import ModelSettings
+from node.optim.settings import OptimSettings
 from node.transport import parent_watch
 
 START_S = 300.0
@@ -65,10 +66,18 @@ class Ranks:
         self._said = threading.Lock()
 
     def start(
-        self, devices: Sequence[str], model: ModelSettings, stages: int, stage: int, threads: int
+        self,
+        devices: Sequence[str],
+        model: ModelSettings,
+        stages: int,
+        stage: int,
+        threads: int,
+        *,
+        optimizer: OptimSettings,
+        epochs: int,
     ) -> None:
         """Start a process for every device but the first, which is this process's. Call it on the
-        main thread.
+        main thread. ``epochs``: of the run, for the optimizer's schedule.
 
         The kernel ends such a process with the thread that started it.
         """
@@ -94,6 +103,8 @@ class Ranks:
                     "model": asdict(model),
                     "stages": stages,
                     "stage": stage,
+                    "optimizer": asdict(optimizer),
+                    "epochs": epochs,
                     "threads": threads,
                     "timeout_s": self._timeout_s,
                 },

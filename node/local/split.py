@@ -43,15 +43,6 @@ def span(size: int, rank: int, ranks: int) -> tuple[int, int]:
     return min(rank * each, size), min((rank + 1) * each, size)
 
 
-def local_shape(name: str, shape: tuple[int, ...], rank: int, ranks: int) -> tuple[int, ...]:
-    """The shape of ``rank``'s part of a parameter."""
-    dim = cut_of(name)
-    if dim is None:
-        return shape
-    start, stop = span(shape[dim], rank, ranks)
-    return tuple(stop - start if i == dim else n for i, n in enumerate(shape))
-
-
 def check_devices(settings: ModelSettings, devices: int) -> None:
     """Raises UsageFault unless ``devices`` divide the heads, the key/value heads and the inner
     width; it says which would."""

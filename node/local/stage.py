@@ -7,8 +7,7 @@ and saved.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,28 +16,24 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from node.core.errors import DeviceLost
+from node.local.optimizer import CutSteps
 from node.local.program import Program, local_part
 from node.local.ranks import Handle, Ranks
-from node.local.step import Made, whole_at_first
+from node.local.split import cut_of
 from node.model.device import Device, gpus
 from node.model.documents import NO_TARGET, for_loss
 from node.model.settings import ModelSettings
 from node.model.stages import Ends
-from node.optim.newton_schulz import followed, newton_schulz_all
-from node.partition.matrices import muon_flops
+from node.optim.settings import OptimSettings
 from node.pipeline.gradients import GradientSum, Share
 from node.pipeline.guard import NotFinite
 from node.pipeline.visit_buffers import Autocast, StageMath
 from node.telemetry.resources import cores
 
-LEAST_FLOPS = 2_000_000_000
-"""Floating-point operations of a step from which it is shared with the other ranks: below, on two
-cores over gloo, rank 0 alone is done sooner."""
-
 
 class LocalStage:
     """A stage on all devices of this box. ``module``: the whole of it on the CPU; nothing is
-    computed with it."""
+    computed with it. ``steps``: the optimizer's, over all ranks."""
 
     def __init__(
         self,
@@ -46,15 +41,14 @@ class LocalStage:
         program: Program,
         module: nn.Module,
         settings: ModelSettings,
-        least_flops: int = LEAST_FLOPS,
+        steps: CutSteps,
     ) -> None:
         self.ranks = ranks
         self.program = program
         self.module = module
         self.settings = settings
-        self._least_flops = least_flops
+        self.steps = steps
         self.gradients = CutSum(ranks, program)
-        self._steps: Made = {}
 
     def math(self, module: nn.Module, wire: str, autocast: Autocast) -> StageMath:
         """Mathematics of the stage for the pipeline; ``autocast`` is each rank's own."""
@@ -65,31 +59,6 @@ class LocalStage:
         computed. Raises DeviceLost."""
         with self.ranks.command("load"):
             self.program.load(whole)
-
-    def orthogonalise(
-        self, matrices: Sequence[Tensor], steps: int, stack: bool
-    ) -> Sequence[Tensor]:
-        """Like :func:`newton_schulz_all`, each matrix at one of the ranks. Matrices are given and
-        returned on their own device.
-
-        Raises DeviceLost.
-        """
-        if (
-            not matrices
-            or sum(muon_flops(m.shape[0], m.shape[1], steps) for m in matrices) < self._least_flops
-        ):
-            return newton_schulz_all(matrices, steps, stack)
-        shapes = tuple((m.shape[0], m.shape[1]) for m in matrices)
-        with self.ranks.command(
-            "step", shapes=shapes, steps=steps, stack=stack, rule=asdict(followed())
-        ):
-            found: dict[str, Tensor] = {}
-            named = {str(i): m for i, m in enumerate(matrices)}
-            whole_at_first(self.program.here, shapes, steps, stack, self._steps).run(
-                named,
-                lambda name, update: found.update({name: update.to(named[name].device, copy=True)}),
-            )
-        return [found[name] for name in named]
 
 
 class CutShare(dict[str, Tensor]):
@@ -241,28 +210,52 @@ class CutEndsMath:
         return self._math.told("logits", self._math.hidden(h_BTD), self._program.logits)
 
 
+class CutGradients(Mapping[str, Tensor]):
+    """Sums of gradients in pieces at the ranks. Each is gathered on the CPU when it is asked for,
+    and not kept; ``handle``: the key of the others' pieces.
+
+    Blocks, so it is not for the event loop. Raises DeviceLost.
+    """
+
+    def __init__(
+        self, ranks: Ranks, program: Program, parts: Mapping[str, Tensor], handle: Handle
+    ) -> None:
+        self._ranks = ranks
+        self._program = program
+        self._parts = parts
+        self._handle = handle
+
+    def __getitem__(self, name: str) -> Tensor:
+        part = self._parts[name]
+        if cut_of(name) is None:
+            return part.cpu()
+        with self._ranks.command("gather", number=self._handle.number, name=name):
+            return self._program.whole(self._parts, [name])[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+
 class CutSum(GradientSum):
-    """The sum of cut shares, each rank's of its own parts; whole only when it is taken."""
+    """The sum of cut shares, each rank's of its own parts."""
 
     def __init__(self, ranks: Ranks, program: Program) -> None:
         super().__init__()
         self._ranks = ranks
         self._program = program
         self._round = 1
-        self._whole: tuple[int, dict[str, Tensor]] = (0, {})
 
-    def whole(self) -> tuple[dict[str, Tensor], int]:
-        """As of one device: whole gradients, on the CPU, moved there from all devices the first
-        time. Raises DeviceLost."""
-        now = self._round
+    def whole(self) -> tuple[Mapping[str, Tensor], int]:
+        """As of one device; gradients come whole, on the CPU, one at a time. Raises DeviceLost."""
         parts, tokens = super().whole()
-        if parts and self._whole[0] != now:
-            names = sorted(parts)
-            with self._ranks.command("take", round=now, names=names):
-                self._whole = now, self._program.whole(parts, names)
         if not parts:
             return {}, tokens
-        return dict(self._whole[1]), tokens
+        handle = self._ranks.handle()
+        with self._ranks.command("take", round=self._round, number=handle.number):
+            return CutGradients(self._ranks, self._program, parts, handle), tokens
 
     def reset(self) -> None:
         """As of one device. The other ranks hear of it with the first share of the next round."""
@@ -315,9 +308,11 @@ async def open_stage(
     stage: int,
     folder: Path,
     on_error: Callable[[str, BaseException], None],
+    optimizer: OptimSettings,
+    epochs: int,
 ) -> LocalStage:
     """Start the processes and cut ``stage`` over them; ``module`` is the whole of it, ``device``
-    this process's, the first.
+    this process's, the first. ``epochs``: of the run, for the optimizer's schedule.
 
     ``on_error`` is called on this loop when a device is gone. Raises DeviceLost when one does not
     come up. Call it on the main thread: a process ends with the thread that started it.
@@ -329,10 +324,11 @@ async def open_stage(
 
     ranks = Ranks(folder, lost)
     try:
-        ranks.start(devices, model, stages, stage, threads)
+        ranks.start(devices, model, stages, stage, threads, optimizer=optimizer, epochs=epochs)
         here = await loop.run_in_executor(None, ranks.meet, device)
         program = await loop.run_in_executor(None, Program, here, model, stages, stage)
-        return LocalStage(ranks, program, module, model)
+        steps = CutSteps(ranks, program, optimizer, epochs)
+        return LocalStage(ranks, program, module, model, steps)
     except BaseException:
         await asyncio.to_thread(ranks.close)
         raise

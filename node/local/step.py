@@ -7,7 +7,7 @@ scheduled as in Canzona (arXiv 2602.06079).
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeAlias, cast
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -42,12 +42,14 @@ class TensorParallelStep:
         *,
         most_bytes: int = MOST_BYTES,
         stack: bool = False,
+        coefficients: str = "simple",
         overlap: bool = True,
     ) -> None:
         self.groups = micro_groups(matrices, here.size, most_bytes, steps)
         self._here = here
         self._steps = steps
         self._stack = stack
+        self._coefficients = coefficients
         self._overlap = overlap
         # Three: one is gathered into, one worked on, one scattered from.
         most = 3
@@ -118,7 +120,9 @@ class TensorParallelStep:
             torch.cat(pieces[m.name], m.dim) if len(pieces[m.name]) > 1 else pieces[m.name][0]
             for m in hosted
         ]
-        updates = newton_schulz_all(wholes, self._steps, self._stack)
+        updates = newton_schulz_all(
+            wholes, self._steps, self._stack, coefficients=self._coefficients
+        )
         for m, update in zip(hosted, updates, strict=True):
             cut = update.split([v.shape[m.dim] for v in pieces[m.name]], m.dim)
             for view, part in zip(pieces[m.name], cut, strict=True):
@@ -144,22 +148,3 @@ def _views(buffer: Tensor, order: Iterable[tuple[Sharded, int]]) -> list[tuple[S
             found.append((m, buffer[at : at + size].view(m.shape(rank))))
             at += size
     return found
-
-
-Made: TypeAlias = dict[tuple[object, ...], TensorParallelStep]
-
-
-def whole_at_first(
-    here: Rank, shapes: tuple[tuple[int, int], ...], steps: int, stack: bool, made: Made
-) -> TensorParallelStep:
-    """The executor for matrices "0", "1", … that are whole at rank 0 and absent at the others.
-    ``made`` keeps the last executor; its buffers are let go of before others are made."""
-    key = (shapes, steps, stack)
-    if key not in made:
-        made.clear()
-        matrices = [
-            Sharded(str(i), rows, cols, 0, (rows, *(0,) * (here.size - 1)))
-            for i, (rows, cols) in enumerate(shapes)
-        ]
-        made[key] = TensorParallelStep(here, matrices, steps, stack=stack)
-    return made[key]

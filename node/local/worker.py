@@ -16,28 +16,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from node.local.optimizer import PartOrder, RankSteps
 from node.local.program import Program
 from node.local.rank import Rank
-from node.local.step import Made, whole_at_first
 from node.model.device import Device, set_threads
 from node.model.settings import ModelSettings
 from node.optim.kernel_rule import KernelRule
 from node.optim.newton_schulz import follow
+from node.optim.settings import OptimSettings
 from node.pipeline.gradients import GradientSum
 
 
 class Worker:
-    """This rank's state between commands: graphs and shares by number, the gradient sums of a
-    round."""
+    """This rank's state between commands: graphs, gradients and optimizer state by number, the
+    gradient sums of a round."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, steps: RankSteps) -> None:
         self._program = program
+        self._optimizer = steps
         self._here = program.here
         self._device = program.here.device.device
         self._kept: dict[int, Any] = {}
         self._sum = GradientSum()
         self._round = 0
-        self._steps: Made = {}
 
     def do(self, words: dict[str, Any]) -> None:
         """Rank 0's command, this rank's part of it."""
@@ -62,15 +63,25 @@ class Worker:
                     raise ValueError(
                         f"sums of round {words['round']} are asked for, these are of {self._round}"
                     )
-                self._program.whole(self._sum.whole()[0], words["names"])
+                self._kept[words["number"]] = self._sum.whole()[0]
+            case "gather":
+                self._program.whole(self._kept[words["number"]], [words["name"]])
             case "load":
                 self._program.load(None)
             case "step":
                 follow(KernelRule(**words["rule"]))
-                shapes = tuple((rows, cols) for rows, cols in words["shapes"])
-                whole_at_first(self._here, shapes, words["steps"], words["stack"], self._steps).run(
-                    {}, lambda name, update: None
+                orders = [PartOrder(**{**o, "shape": tuple(o["shape"])}) for o in words["orders"]]
+                states, _, _ = self._optimizer.step(orders, words["epoch"], self._kept)
+                self._kept |= states
+            case "keep":
+                shapes = {key: (rows, cols) for key, (rows, cols) in words["shapes"].items()}
+                self._kept[words["number"]] = self._optimizer.keep(
+                    words["name"], words["host"], shapes
                 )
+            case "collect":
+                rows, cols = words["shape"]
+                piece = self._kept[words["number"]].get(words["key"])
+                self._optimizer.collect(words["name"], words["host"], (rows, cols), piece)
             case other:
                 raise ValueError(f"no command is called {other!r}")
 
@@ -118,7 +129,8 @@ def main() -> int:
         sys.stdout.write("ready\n")
         sys.stdout.flush()
         here = Rank.meet(w["rank"], w["size"], device, Path(w["store"]), w["timeout_s"])
-        worker = Worker(Program(here, ModelSettings(**w["model"]), w["stages"], w["stage"]))
+        program = Program(here, ModelSettings(**w["model"]), w["stages"], w["stage"])
+        worker = Worker(program, RankSteps(program, OptimSettings(**w["optimizer"]), w["epochs"]))
         while line := lines.readline():
             worker.do(json.loads(line))
     except Exception as e:  # noqa: BLE001 - said in one line; the exit code tells rank 0

@@ -38,12 +38,19 @@ def muon_direction(
     return torch.lerp(gradient, momentum, settings.momentum, out=out), momentum
 
 
-def muon_fresh(settings: OptimSettings, parameter: Tensor, orthogonal: Tensor, lr: float) -> Tensor:
-    """W (1 - lr wd) - lr sqrt(max(1, rows/cols)) O, for the [rows, cols] parameter."""
+def muon_fresh(
+    settings: OptimSettings,
+    parameter: Tensor,
+    orthogonal: Tensor,
+    lr: float,
+    shape: Sequence[int] | None = None,
+) -> Tensor:
+    """W (1 - lr wd) - lr sqrt(max(1, rows/cols)) O, for the [rows, cols] parameter. ``shape``: of
+    the whole matrix, where these are pieces of it."""
     kept = parameter
     if settings.weight_decay:
         kept = parameter * (1 - lr * settings.weight_decay)
-    rows, cols = kept.shape[-2:]
+    rows, cols = (shape or kept.shape)[-2:]
     scale = math.sqrt(max(1, rows / cols))
     return torch.add(kept, orthogonal.to(kept.dtype), alpha=-lr * scale)
 

@@ -178,6 +178,7 @@ def newton_schulz_all(
     steps: int,
     stack: bool,
     *,
+    coefficients: str = "simple",
     rule: KernelRule | None = None,
 ) -> list[torch.Tensor]:
     """Each matrix orthogonalised, in order, in fp32 or bf16. ``stack``, ``rule``: see
@@ -191,6 +192,7 @@ def newton_schulz_all(
             x,
             steps,
             _dtype(job.way),
+            coefficients=coefficients,
             use_gram=job.way.gram,
             panels=job.way.panels,
         )

@@ -5,7 +5,7 @@ The choice of copies is a pure function of a cell's members, so nobody negotiate
 an owner is the next member in PeerId order, the first after the last.
 """
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +13,8 @@ import torch
 from node.core.ids import PeerId
 from node.core.journey import Version
 from node.optim.parts import LOW
+from node.optim.steps import HeldState
+from node.wire.remote import HeldTensor, collected
 
 
 def buddy(owner: PeerId, cell: Iterable[PeerId]) -> PeerId | None:
@@ -31,10 +33,10 @@ def wards(me: PeerId, cell: Collection[PeerId]) -> tuple[PeerId, ...]:
 @dataclass(frozen=True, slots=True)
 class StateReplica:
     """Optimizer state of one part as the update that made ``version`` left it, on the CPU, fp32 but
-    for ``LOW``."""
+    for ``LOW``; or at several devices, where this peer was its owner."""
 
     version: Version
-    state: dict[str, torch.Tensor]
+    state: HeldState
 
 
 MOST_VERSIONS = 1024
@@ -80,19 +82,21 @@ class VersionTrail:
 class Spares(dict[str, StateReplica]):
     """The newest copy of each part, apart from the state of this peer's own parts."""
 
-    def put(self, name: str, version: Version, state: Mapping[str, torch.Tensor]) -> None:
+    def put(self, name: str, version: Version, state: HeldState) -> None:
         """Keep a copy unless a newer one is held. The tensors are kept by reference: do not write
         into them."""
         held = self.get(name)
         if held is None or held.version.epoch <= version.epoch:
-            narrow = {k: t.to(torch.int16) if k == LOW else t for k, t in state.items()}
+            narrow = dict(state)
+            if LOW in narrow:
+                narrow[LOW] = collected(narrow[LOW]).to(torch.int16)
             self[name] = StateReplica(version, narrow)
 
     def versions(self) -> dict[str, Version]:
         """Part to the version its copy is of."""
         return {name: spare.version for name, spare in self.items()}
 
-    def at(self, epoch: int, lineage: str = "") -> tuple[Version, dict[str, torch.Tensor]] | None:
+    def at(self, epoch: int, lineage: str = "") -> tuple[Version, dict[str, HeldTensor]] | None:
         """All copies of one version as "<part>/<state>"; an empty ``lineage`` stands for any. None
         without a copy."""
         versions = set(self.versions().values())

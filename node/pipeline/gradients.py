@@ -45,9 +45,10 @@ class GradientSum:
                 self._tokens += tokens
                 self._offered.popleft()
 
-    def whole(self) -> tuple[dict[str, Tensor], int]:
-        """The sums of all offered shares, and their number of tokens. Not for the event loop. May
-        be called again. Raises as :meth:`drain`."""
+    def whole(self) -> tuple[Mapping[str, Tensor], int]:
+        """The sums of all offered shares, and their number of tokens. Not for the event loop, nor
+        is reading a sum, which several devices first bring together. May be called again. Raises
+        as :meth:`drain`."""
         self.drain()
         return dict(self._sums), self._tokens
 

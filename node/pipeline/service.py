@@ -7,7 +7,7 @@ job ends with its result encoded, so that a frame crosses between the threads on
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
 
@@ -255,9 +255,9 @@ class Pipeline:
             if index in neighbours
         ]
 
-    async def take_gradients(self, epoch: int) -> tuple[dict[str, Tensor], int]:
+    async def take_gradients(self, epoch: int) -> tuple[Mapping[str, Tensor], int]:
         """Parameter gradient sums of this stage by name, and the tokens behind them; ({}, 0) for
-        another epoch.
+        another epoch. They are read off the event loop.
 
         Closes the epoch: micro-batches still under way count nowhere any more, and
         :meth:`Origin.run` reports its own as not counted. May be called again until :meth:`reset`.

@@ -141,7 +141,7 @@ class InnerRound:
         self._state_export = state_export
         self._sequence = sequence
         self._limits = limits
-        self._gradients: dict[str, Tensor] | None = None
+        self._gradients: Mapping[str, Tensor] | None = None
         """Gradients that this peer contributes to every attempt of the plan in force, once they
         were taken."""
         self._tokens = 0

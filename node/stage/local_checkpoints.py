@@ -22,7 +22,9 @@ from node.core.tasks import Tasks
 from node.epoch.bounds import Bounds
 from node.epoch.plan_context import PlanContext
 from node.optim.state_replica import StateReplica
+from node.optim.steps import HeldState
 from node.stage.engines import Engines
+from node.wire.remote import off_device
 
 TOLD = 3
 """Number of unusable checkpoints that the status names; the others are only counted."""
@@ -42,27 +44,32 @@ class StageSnapshot:
     version: Version
     context: PlanContext
     parameters: Mapping[str, Tensor]
-    optimizer: Mapping[str, Mapping[str, Tensor]]
+    optimizer: Mapping[str, HeldState]
     copies: Mapping[str, StateReplica]
     colleagues: Collection[PeerId] = ()
     outer_step: int = 0
 
     @property
-    def state(self) -> dict[str, Mapping[str, Tensor]]:
+    def state(self) -> dict[str, HeldState]:
         """Optimizer state of all parts, own and copied."""
         return dict(self.optimizer) | {n: c.state for n, c in self.copies.items()}
 
     @property
     def nbytes(self) -> int:
         """Bytes of the tensors."""
-        return sum(t.nbytes for p in (self.parameters, *self.state.values()) for t in p.values())
+        parameters = sum(t.nbytes for t in self.parameters.values())
+        return parameters + sum(t.nbytes for state in self.state.values() for t in state.values())
 
     def on_cpu(self) -> "StageSnapshot":
-        """The same with its tensors in main memory. Blocks on the device that has them."""
+        """The same with its tensors in main memory, of this process or of others. Blocks on the
+        device that has them."""
         return replace(
             self,
-            parameters=_on_cpu(self.parameters),
-            optimizer={name: _on_cpu(state) for name, state in self.optimizer.items()},
+            parameters={name: t.detach().cpu() for name, t in self.parameters.items()},
+            optimizer={
+                name: {key: off_device(t) for key, t in state.items()}
+                for name, state in self.optimizer.items()
+            },
         )
 
     def meta(self) -> dict[str, Any]:
@@ -410,10 +417,6 @@ class LocalCheckpoints:
                     "warning",
                     name=name,
                 )
-
-
-def _on_cpu(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: t.detach().cpu() for name, t in tensors.items()}
 
 
 def outer_step_of(meta: Mapping[str, Any]) -> int:

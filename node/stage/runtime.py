@@ -40,6 +40,7 @@ from node.stage.outer_port import SAVED, Outer, StageParts
 from node.stage.state import StageState
 from node.stage.state_export import StateExport
 from node.stage.state_import import WAIT_SHARE
+from node.wire.remote import HeldTensor
 
 
 class StageRuntime:
@@ -136,7 +137,7 @@ class StageRuntime:
 
     def describe(
         self, stage: int, kind: StateKind, epoch: int | None, lineage: str
-    ) -> tuple[Version, Mapping[str, Tensor]] | None:
+    ) -> tuple[Version, Mapping[str, HeldTensor]] | None:
         """The state this peer can give others (the donor's side of a fetch)."""
         if stage != self.stage.stage:
             return None
@@ -429,7 +430,9 @@ class StageRuntime:
                 self.state_export.spares.put(name, copies[name], state)
             elif not name.endswith(SAVED):
                 try:
-                    e.owner.load_state(name, self.stage.shapes[name], state, epoch - 1)
+                    await e.aside(
+                        e.owner.load_state, name, self.stage.shapes[name], state, epoch - 1
+                    )
                 except StepFault as why:
                     e.journal.emit(
                         "checkpoint",

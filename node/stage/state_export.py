@@ -9,8 +9,6 @@ fetched.
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 
-from torch import Tensor
-
 from node.checkpoint.state import StateKind, by_part
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
@@ -19,9 +17,11 @@ from node.core.numbers import several
 from node.core.tasks import Tasks
 from node.optim.settings import OptimSettings
 from node.optim.state_replica import Spares, VersionTrail, wards
+from node.optim.steps import HeldState
 from node.stage.engines import Engines
 from node.stage.state import StageState
 from node.stage.state_import import Parts, StateImport
+from node.wire.remote import HeldTensor
 
 DIVIDED_S = 30.0
 """Seconds for which a peer that stays in a dividing cell gives the new cell its optimizer state:
@@ -59,7 +59,7 @@ class StateExport:
         self._quiet.set()
         self._given: dict[tuple[Version, str], int] = {}
         self._count = 0
-        self._kept: dict[Version, tuple[float, Mapping[str, Mapping[str, Tensor]]]] = {}
+        self._kept: dict[Version, tuple[float, Mapping[str, HeldState]]] = {}
         """The state of versions at which the cell has divided, each with the end of the time for
         which it is given."""
         self._news = asyncio.Event()
@@ -68,7 +68,7 @@ class StateExport:
 
     def describe(
         self, kind: StateKind, epoch: int | None, lineage: str
-    ) -> tuple[Version, dict[str, Tensor]] | None:
+    ) -> tuple[Version, dict[str, HeldTensor]] | None:
         """OPTIMIZER or SPARE state at a version, as "<part>/<state>"; the newest that is final when
         ``epoch`` is None."""
         if kind is StateKind.SPARE:
@@ -98,13 +98,13 @@ class StateExport:
             if self.taking.has(name, settled.epoch)
         }
 
-    def state_at(self, version: Version) -> dict[str, dict[str, Tensor]]:
+    def state_at(self, version: Version) -> dict[str, HeldState]:
         """The state of every part this peer owned when ``version`` was made, of exactly that
         version."""
         after = self.engines.owner.after
         return {name: after(name, version.epoch - 1) for name in self._held(version)}
 
-    def held_at(self, version: Version) -> dict[str, dict[str, Tensor]]:
+    def held_at(self, version: Version) -> dict[str, HeldState]:
         """The state of :meth:`state_at`, with the tensors that are held, on the device that has
         them."""
         after = self.engines.owner.held_after

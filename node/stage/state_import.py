@@ -224,7 +224,7 @@ class StateImport:
             await self._from_copies(arrival, dead)
         # Nothing more will come: say so now rather than when the step finds out.
         if arrival.pending and arrival.close():
-            self._do_without(arrival)
+            await asyncio.to_thread(self._do_without, arrival)
 
     async def _from_owner(self, arrival: Arrival, donor: PeerId, names: Sequence[str]) -> None:
         base = arrival.plan.base

@@ -1,7 +1,7 @@
 """A stage over two CPU processes beside the same stage on one device. One test at a time: a process
 is in one group of ranks."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -12,6 +12,7 @@ import torch
 from node.core.errors import DeviceLost
 from node.core.ids import ENDS
 from node.core.journey import Version
+from node.local.optimizer import CutSteps
 from node.local.program import Program
 from node.local.ranks import Ranks
 from node.local.stage import LocalStage
@@ -31,6 +32,7 @@ MODEL = ModelSettings(
 DEEP = replace(MODEL, ends_layers=1)
 """The ends hold the first layer."""
 OPTIM = OptimSettings(warmup=1)
+EPOCHS = 10
 
 
 @dataclass
@@ -42,7 +44,7 @@ class Side:
     state: StageState
     owner: Owner
 
-    def adopt(self, epoch: int) -> tuple[dict[str, torch.Tensor], int]:
+    def adopt(self, epoch: int) -> tuple[Mapping[str, torch.Tensor], int]:
         """Take the gradients, step, and put the fresh parameters in place.
 
         Returns the gradient sums by parameter, and their number of tokens.
@@ -89,26 +91,31 @@ class Pair:
 
 
 @contextmanager
-def pair(stage: int, folder: Path, model: ModelSettings = MODEL) -> Iterator[Pair]:
+def pair(
+    stage: int, folder: Path, model: ModelSettings = MODEL, optim: OptimSettings = OPTIM
+) -> Iterator[Pair]:
     torch.set_num_threads(1)
     lost: list[DeviceLost] = []
     ranks = Ranks(folder / "devices", lost.append, timeout_s=300.0)
     try:
-        ranks.start(["cpu", "cpu"], model, 1, stage, 1)
+        ranks.start(["cpu", "cpu"], model, 1, stage, 1, optimizer=optim, epochs=EPOCHS)
         module = build(model, 1, stage)
         alone = build(model, 1, stage)
         device = Device.pick("cpu")
-        local = LocalStage(
-            ranks, Program(ranks.meet(device), model, 1, stage), module, model, least_flops=0
-        )
+        program = Program(ranks.meet(device), model, 1, stage)
+        steps = CutSteps(ranks, program, optim, EPOCHS)
+        local = LocalStage(ranks, program, module, model, steps)
         two = Side(
             local.math(module, "fp32", device.autocast),
             local.gradients,
             StageState(module, stage, placed=local.place),
-            Owner(OPTIM, 10, orthogonalise=local.orthogonalise),
+            Owner(optim, EPOCHS, steps=local.steps),
         )
         one = Side(
-            StageMath(alone, "fp32"), GradientSum(), StageState(alone, stage), Owner(OPTIM, 10)
+            StageMath(alone, "fp32"),
+            GradientSum(),
+            StageState(alone, stage),
+            Owner(optim, EPOCHS),
         )
         yield Pair(ranks, local, two, one, lost)
     finally:

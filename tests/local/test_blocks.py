@@ -13,8 +13,6 @@ import torch
 
 from node.core.errors import DeviceLost, ExitCode
 from node.core.journey import Version
-from node.local.stage import LocalStage
-from node.optim.newton_schulz import newton_schulz_all
 from node.pipeline.guard import NotFinite
 from testbed.models.visits import arrived, read, returned, visit
 
@@ -72,8 +70,11 @@ def test_unnamed_shares_and_reset_epochs_count_nowhere(blocks):
     blocks.two.gradients.reset()
     visit(blocks.two.math, numbers(71, 3, 16, 32), numbers(72, 3, 16, 32))  # never offered
     trip(blocks.two, 73)
-    sums, tokens = blocks.two.gradients.whole()
+    taken, tokens = blocks.two.gradients.whole()
+    sums = dict(taken)
     assert tokens == 48
+    whole = sum(t.nbytes for t in sums.values())
+    assert sum(t.nbytes for t in vars(taken)["_parts"].values()) <= 0.55 * whole
     trip(blocks.one, 73)
     for name, gradient in blocks.one.gradients.whole()[0].items():
         torch.testing.assert_close(sums[name], gradient, rtol=1e-2, atol=1e-2)
@@ -87,6 +88,8 @@ def test_unnamed_shares_and_reset_epochs_count_nowhere(blocks):
     )
     blocks.two.gradients.reset()
     assert blocks.two.gradients.whole() == ({}, 0)
+    trip(blocks.two, 74)
+    assert all(torch.equal(taken[n], sums[n]) for n in sums), "an attempt may still read them"
     blocks.two.gradients.reset()
 
 
@@ -140,28 +143,6 @@ def test_the_graph_of_a_device_is_measured(blocks):
     assert 0.3 * alone < fresh.graph_bytes[3, 16, 32] < alone
 
 
-def test_matrices_are_orthogonalised_elsewhere_to_the_bit(blocks):
-    matrices = [
-        numbers(i, *shape) for i, shape in enumerate([(8, 16), (16, 8), (12, 12), (40, 4), (3, 3)])
-    ]
-    for _ in range(2):
-        there = blocks.local.orthogonalise(matrices, 5, False)
-        assert all(
-            torch.equal(a, b)
-            for a, b in zip(there, newton_schulz_all(matrices, 5, False), strict=True)
-        )
-    assert blocks.local.orthogonalise([], 5, False) == []
-
-
-def test_little_work_is_done_here_without_a_word(blocks, monkeypatch):
-    said: list[str] = []
-    monkeypatch.setattr(blocks.ranks, "_tell", lambda process, words: said.append(words["do"]))
-    near = LocalStage(
-        blocks.ranks, blocks.local.program, blocks.local.module, blocks.local.settings
-    )
-    assert (len(near.orthogonalise([numbers(1, 8, 8)], 5, False)), said) == (1, [])
-
-
 def test_a_dead_process_is_reported_once_and_fails_later_calls(blocks):
     """Last in this file: the devices are gone after it."""
     os.kill(blocks.ranks._processes[0].pid, signal.SIGKILL)
@@ -171,8 +152,9 @@ def test_a_dead_process_is_reported_once_and_fails_later_calls(blocks):
     assert fault.value.next_step
     with pytest.raises(DeviceLost):
         blocks.two.state.adopt(blocks.two.state.parameters(), Version(99))
+    parameters = blocks.two.state.parameters()
     with pytest.raises(DeviceLost):
-        blocks.local.orthogonalise([numbers(1, 4, 4)], 5, False)
+        blocks.two.owner.step_parts(parameters, dict(parameters), 99)
     assert blocks.lost == [fault.value]
     blocks.ranks.close()
     assert not blocks.ranks._folder.exists()

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from node.core.errors import StepFault
-from node.optim.owner import Owner, join, split
+from node.optim.owner import Owner
 from node.optim.parts import LOW, parts_of, step_scratch
+from node.optim.steps import join, split
 from testbed.models.owner_group import METHODS, SHAPES, numbers, settings_of
 from testbed.reference.swarm import step_all
 from tests.optim.conftest import matrix_by_matrix
@@ -73,7 +74,7 @@ def test_a_large_part_is_stepped_some_rows_at_a_time(parameters: str, monkeypatc
     begin = {name: numbers(0)[name].to(torch.bfloat16 if settings.masters else torch.float32)}
     found = []
     for at_once in (1 << 22, 5 * shape[1]):
-        monkeypatch.setattr("node.optim.owner.AT_ONCE", at_once)
+        monkeypatch.setattr("node.optim.steps.AT_ONCE", at_once)
         owner = Owner(settings, 0)
         now = begin
         for epoch in range(3):

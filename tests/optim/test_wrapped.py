@@ -191,7 +191,7 @@ class Fails(torch.optim.SGD):
 @pytest.mark.parametrize(("lr", "why"), [(0.1, "did not converge"), (1.0, "not finite")])
 def test_an_impossible_step_is_reported_and_changes_nothing(monkeypatch, lr, why):
     monkeypatch.setitem(WRAPPED, "soap", Wrapped(lambda p, s, rate, n: Fails([p], lr=rate)))
-    monkeypatch.setattr("node.optim.owner.state_shapes", lambda *_: {"steps": (1,)})
+    monkeypatch.setattr("node.optim.steps.state_shapes", lambda *_: {"steps": (1,)})
     owner = Owner(OptimSettings(name="soap", soap_lr=lr, warmup=0), 0)
     with pytest.raises(StepFault, match=why):
         owner.step_parts(

@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from node.optim.owner import Owner, join
+from node.optim.owner import Owner
 from node.optim.parts import LOW
 from node.optim.settings import OptimSettings
+from node.optim.steps import join
 from tests.training.conftest import OPTIM, same
 
 HALF = OptimSettings(warmup=0, parameters="bf16")

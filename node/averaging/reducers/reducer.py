@@ -53,12 +53,18 @@ class Reduced:
     center: list[torch.Tensor] | None = None
 
 
-def norms_of(named: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """The 2-norm of each tensor; a NaN or an infinity anywhere makes it not finite."""
-    return {
-        name: float(torch.linalg.vector_norm(tensor, dtype=torch.float32))
-        for name, tensor in named.items()
-    }
+def norms_of(
+    named: Mapping[str, torch.Tensor], shapes: Mapping[str, Sequence[int]]
+) -> dict[str, float]:
+    """The 2-norm of each tensor; a NaN or an infinity anywhere makes it not finite. The tensors are
+    read one at a time. Raises ValueError for one that is missing, or has another shape."""
+    found: dict[str, float] = {}
+    for name, shape in shapes.items():
+        tensor = named.get(name)
+        if tensor is None or tuple(tensor.shape) != tuple(shape):
+            raise ValueError(f"gradients of another shape or none: {name}")
+        found[name] = float(torch.linalg.vector_norm(tensor, dtype=torch.float32))
+    return found
 
 
 def unfit(norms: Mapping[str, float], tokens: int, max_norm: float) -> str:

@@ -28,6 +28,7 @@ from node.pipeline.visit_buffers import StageMath, VisitBuffers, _there
 from node.sim.setup import NUMBERS, WIDTH
 from node.sim.world.loop import SimDevice
 from node.stage.text import Text
+from node.wire.remote import HeldTensor, collected
 from node.wire.tensors import TensorReader, digest, encode
 
 FIRST = 64.0
@@ -194,7 +195,7 @@ class ValueSum(GradientSum):
         super().reset()
         self._samples = []
 
-    def whole(self) -> tuple[dict[str, Tensor], int]:
+    def whole(self) -> tuple[Mapping[str, Tensor], int]:
         sums, tokens = super().whole()
         return sums, self._gave(tuple(self._samples), sums, tokens)
 
@@ -296,14 +297,14 @@ class DiskStore(CheckpointStore):
         stage: int,
         epoch: int,
         parameters: Mapping[str, Tensor],
-        optimizer: Mapping[str, Mapping[str, Tensor]],
+        optimizer: Mapping[str, Mapping[str, HeldTensor]],
         meta: Mapping[str, Any],
         *,
         stride: int = 1,
         beside: Collection[int] = (),
         goes_on: Callable[[], bool] = lambda: True,
     ) -> Path:
-        state = {n: dict(s) for n, s in optimizer.items()}
+        state = {n: {k: collected(t) for k, t in s.items()} for n, s in optimizer.items()}
         made = Checkpoint(stage, epoch, dict(parameters), state, dict(meta), digest(parameters))
         before = self._on.places
         self._on.places = {**before, (stage, epoch): made}

@@ -1,0 +1,56 @@
+"""Tensors with numbers in other processes of this machine, which come when they are asked for."""
+
+import math
+from abc import ABC, abstractmethod
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+
+class RemoteTensor(ABC):
+    """An fp32 tensor of ``shape`` that is not in this process's memory. It never changes."""
+
+    dtype = torch.float32
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        self.shape = shape
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all its numbers."""
+        return self.dtype.itemsize * math.prod(self.shape)
+
+    @abstractmethod
+    def collect(self) -> Tensor:
+        """All its numbers, on the CPU. Blocks: not for the event loop. Raises LocalFault."""
+
+    @abstractmethod
+    def off_device(self) -> "HeldTensor":
+        """The same numbers where they take no memory of an accelerator. Blocks and raises as
+        :meth:`collect`."""
+
+
+HeldTensor: TypeAlias = Tensor | RemoteTensor
+
+
+def collected(held: HeldTensor) -> Tensor:
+    """The tensor itself, or all numbers of one that is elsewhere."""
+    if isinstance(held, RemoteTensor):
+        return held.collect()
+    return held
+
+
+def on_cpu(held: HeldTensor) -> HeldTensor:
+    """A tensor of this process on the CPU; one that is elsewhere as it is."""
+    if isinstance(held, RemoteTensor):
+        return held
+    return held.detach().cpu()
+
+
+def off_device(held: HeldTensor) -> HeldTensor:
+    """The numbers where they take no memory of an accelerator. Blocks on the device that has
+    them."""
+    if isinstance(held, RemoteTensor):
+        return held.off_device()
+    return held.detach().cpu()
