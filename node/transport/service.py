@@ -357,7 +357,8 @@ class Transport:
                 grpc.ssl_server_credentials([(self._certificate.key, self._certificate.pem)]),
             )
         except RuntimeError as e:
-            raise taken(host, port, "transport.grpc_port", socket.SOCK_STREAM, str(e)) from e
+            option = "--set transport.grpc_port=PORT"
+            raise taken(host, port, option, socket.SOCK_STREAM, str(e)) from e
         if serve:
             await self.serve()
         self.p2p.add_stream(handshake.STREAM, self._welcome)
