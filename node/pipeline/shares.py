@@ -1,6 +1,7 @@
 """Shares of the parameter gradients, from the visit that made one to the sum of an epoch."""
 
 import asyncio
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -58,7 +59,7 @@ class CountedShares:
                 "error",
             )
 
-    async def whole(self) -> tuple[dict[str, Tensor], int]:
+    async def whole(self) -> tuple[Mapping[str, Tensor], int]:
         """(sums of the shares that count by parameter name, the tokens behind them). Raises
         OutOfResources if there is no memory for the sums."""
         try:
