@@ -242,8 +242,8 @@ async def assemble(
             stage,
             config.home / "devices",
             on_error,
-            manifest.optimizer,
-            t.epochs,
+            optimizer=manifest.optimizer,
+            epochs=t.epochs,
         )
         placed = local.place
     frozen = None

@@ -249,6 +249,7 @@ class CutTensor(RemoteTensor):
         name: str,
         key: str,
         shape: tuple[int, int],
+        *,
         host: int,
         handle: Handle,
         piece: Tensor | None,
@@ -313,7 +314,8 @@ class CutSteps:
         handle = self.ranks.handle()
         with self.ranks.command("keep", number=handle.number, name=name, host=host, shapes=shapes):
             pieces = self.mine.keep(name, host, shapes, moved)
-        return self._held(name, shapes, host, handle, pieces, state[COUNT])
+        count = state[COUNT]
+        return self._held(name, shapes, host, handle=handle, pieces=pieces, count=count)
 
     def step(
         self,
@@ -365,9 +367,9 @@ class CutSteps:
                 order.name,
                 shapes,
                 order.host,
-                handles[order.name],
-                pieces[order.after],
-                count,
+                handle=handles[order.name],
+                pieces=pieces[order.after],
+                count=count,
             )
         return fresh | made, staged
 
@@ -404,12 +406,13 @@ class CutSteps:
         name: str,
         shapes: Mapping[str, tuple[int, int]],
         host: int,
+        *,
         handle: Handle,
         pieces: State,
         count: Tensor,
     ) -> HeldState:
         held: dict[str, HeldTensor] = {
-            key: CutTensor(self, name, key, shape, host, handle, pieces.get(key))
+            key: CutTensor(self, name, key, shape, host=host, handle=handle, piece=pieces.get(key))
             for key, shape in shapes.items()
         }
         held[COUNT] = count

@@ -308,6 +308,7 @@ async def open_stage(
     stage: int,
     folder: Path,
     on_error: Callable[[str, BaseException], None],
+    *,
     optimizer: OptimSettings,
     epochs: int,
 ) -> LocalStage:
