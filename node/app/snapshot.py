@@ -7,7 +7,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median_high
 from typing import Any
@@ -75,6 +75,16 @@ MEASURE_S = 5.0
 """Seconds between two looks at the numbers of the metrics page."""
 
 
+@dataclass
+class GivenUp:
+    """Stages that this peer has given up since its daemon started: the ``epoch`` of the last one's
+    parameters, the micro-batches at all of them, the monotonic second of the ``last_work``."""
+
+    epoch: int = 0
+    micro_batches: int = 0
+    last_work: float = 0.0
+
+
 class Tally:
     """Reports of all plans so far. ``shown``: a snapshot with the losses, the tokens and their
     rate; ``tokens_before``: tokens that were counted before the first plan seen here."""
@@ -85,12 +95,7 @@ class Tally:
         self.cpu_began = -1.0
         self.forecast_s = self.last_said_s = self.last_took_s = 0.0
         self.progress = Progress()
-        self.held = 0
-        """Epoch of the parameters that this peer gave up with its last stage."""
-        self.worked = 0
-        """Micro-batches at stages that this peer has given up since its daemon started."""
-        self.last_work = 0.0
-        """Monotonic second of the last work at such a stage."""
+        self.given_up = GivenUp()
         self._cell: CellId | None = None
         self._epoch = -1
         self._at = 0.0
@@ -105,10 +110,10 @@ class Tally:
         """This peer gives its stage up for a pause: keep its counts. The speed is measured anew
         afterwards."""
         self.progress.restart()
-        self.held = max(0, a.stage.version.epoch)
+        self.given_up.epoch = max(0, a.stage.version.epoch)
         if a.meter.micro_batches:
-            self.worked += a.meter.micro_batches
-            self.last_work = a.meter.last_work
+            self.given_up.micro_batches += a.meter.micro_batches
+            self.given_up.last_work = a.meter.last_work
 
     def planned(self, plan: Plan, now: float) -> float:
         """Take over the report of a new plan on the epoch before it. Returns the seconds that this
@@ -206,9 +211,7 @@ class SnapshotBuilder:
         self._disk = ""
         """A sentence about the disk of the home, while it is full."""
         self._contention = Contention()
-        self._contended = 0.0
-        """Share of the time for which threads waited for a processor at the last look for news; 0
-        while nothing is wrong."""
+        """Since the last look for news; at rest while nothing is wrong."""
         self._told_last: pb.Snapshot | None = None
         """The snapshot of the last look for news."""
 
@@ -261,9 +264,9 @@ class SnapshotBuilder:
             paused_by_run=d.availability.paused_by_run,
         )
         s.MergeFrom(t.shown)
-        if t.worked:
-            s.micro_batches = t.worked
-            s.last_work_s = max(0.0, time.monotonic() - t.last_work)
+        if t.given_up.micro_batches:
+            s.micro_batches = t.given_up.micro_batches
+            s.last_work_s = max(0.0, time.monotonic() - t.given_up.last_work)
         if d.place is not None:
             s.stage = d.place
             s.placed = True
@@ -361,7 +364,7 @@ class SnapshotBuilder:
                 )
                 for peer, sent in a.pipeline.rounding.peers().items()
             ],
-            micro_batches=self.tally.worked + a.meter.micro_batches,
+            micro_batches=self.tally.given_up.micro_batches + a.meter.micro_batches,
             last_work_s=max(0.0, time.monotonic() - a.meter.last_work),
             time_s=d.metrics.totals(),
             round=pb.RoundLine(
@@ -537,7 +540,7 @@ class SnapshotBuilder:
             children_s=now - max(loading.values(), default=now),
             unreached=unreached,
             beside=frozenset(p for p in unreached if self._on_this_machine(p)),
-            contended=self._contended,
+            contended=self._contention.last,
             ways_had_time=s.up_s >= 2 * WAY_TIMEOUT_S,
             idle_s=idle_s,
             idle_most_s=max(STALL_S, STALL_EPOCHS * expected, _allowed(a, d.manifest)),
@@ -621,7 +624,7 @@ class SnapshotBuilder:
             return
         checkpoints = self._d.config.checkpoint_dir(self._d.manifest.run_id)
         epochs = [epoch for _, epoch in epochs_on_disk(checkpoints)]
-        self.tally.held = max(epochs, default=0)
+        self.tally.given_up.epoch = max(epochs, default=0)
 
     def _run_epoch(self, m: Manifest) -> int:
         """Epoch of the run. A peer without parameters goes by the records of others that have some,
@@ -634,7 +637,7 @@ class SnapshotBuilder:
         if d.presence is not None:
             told = [e.body.epoch for e in d.presence.view.others.values() if e.body.epoch > 0]
         if not told:
-            return self.tally.held
+            return self.tally.given_up.epoch
         return min(median_high(told), m.training.epochs)
 
     # ----------------------------------------------------------- history
@@ -786,9 +789,9 @@ class SnapshotBuilder:
         while True:
             self._tell_silence()
             if self._told_last is None or self._told_last.healthy:
-                self._contended = self._contention.rest()
+                self._contention.rest()
             else:
-                self._contended = self._contention.share()
+                self._contention.share()
             self._told_last = self.snapshot()
             word, text = doing(self._told_last)
             now = time.monotonic()

@@ -9,9 +9,11 @@ LEAST_S = 0.02
 
 
 class Contention:
-    """Measures between two calls. ``tasks``: the directory with one entry for each thread."""
+    """Measures between two calls. ``tasks``: the directory with one entry for each thread.
+    ``last``: the share that the last call found, 0 after a rest."""
 
     def __init__(self, tasks: str = TASKS) -> None:
+        self.last = 0.0
         self._tasks = tasks
         self._before: dict[str, tuple[int, int]] = {}
 
@@ -27,14 +29,16 @@ class Contention:
             ran_ns += now[thread][0] - before[thread][0]
             waited_ns += now[thread][1] - before[thread][1]
         total_ns = ran_ns + waited_ns
+        self.last = 0.0
         if total_ns > LEAST_S * 1e9:
-            return waited_ns / total_ns
-        return 0.0
+            self.last = waited_ns / total_ns
+        return self.last
 
     def rest(self) -> float:
         """Forget the last call: the next share counts from the call after it. Returns 0."""
         self._before = {}
-        return 0.0
+        self.last = 0.0
+        return self.last
 
     def _read(self) -> dict[str, tuple[int, int]]:
         """Nanoseconds of running and of waiting, by thread."""

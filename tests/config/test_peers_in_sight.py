@@ -267,5 +267,5 @@ def test_a_peer_that_gave_its_stage_up_keeps_its_counts_and_measures_the_speed_a
     held(daemon, {A: 0})
     daemon.assembled = None
     assert builder.peers_in_sight().swarm.epoch == 40, "the others hold nothing either"
-    assert (builder.tally.worked, builder.tally.last_work) == (12, 3.0)
+    assert (builder.tally.given_up.micro_batches, builder.tally.given_up.last_work) == (12, 3.0)
     assert builder.tally.progress.left(90, 6.0) == (0.0, 0.0)

@@ -155,7 +155,6 @@ class Exporter:
         self._hosts = hosts
         self._request = request
         self._files = RunFiles(config, a.manifest, a.tokenizer)
-        self._merged = request.merge and a.manifest.model.adapter > 0
         self._notes: list[str] = []
         """Differences between this export and the model that the run began from."""
         self._progress = Progress()
@@ -163,6 +162,11 @@ class Exporter:
         self._disk = ThreadPoolExecutor(1, "export")
         """The one thread that writes: a write under way ends before anything is removed."""
         self._tasks = Tasks("export")
+
+    @property
+    def _merged(self) -> bool:
+        """True if adapters are added to the weights that they were trained beside."""
+        return self._request.merge and self._a.manifest.model.adapter > 0
 
     async def run(self) -> AsyncGenerator[News, None]:
         """Yield news of the progress, at last "exported" with the figures of the result. Ended
