@@ -103,6 +103,7 @@ NODE_RULES: dict[str, FieldRule] = {
     "log_level": FieldRule(choices=("debug", "info", "warning", "error")),
     "transport.p2p_port": _PORT,
     "transport.grpc_port": _PORT,
+    "transport.bypass_port": _PORT,
     "transport.p2pd_memory": FieldRule(1 << 27, 1 << 40),
     "transport.max_message": FieldRule(1 << 16, 1 << 30),
     "transport.window": FieldRule(1 << 16, 1 << 28),

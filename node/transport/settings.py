@@ -27,6 +27,10 @@ class TransportSettings:
     three eighths on."""
     grpc_port: int = 0
     """TCP port of the gRPC server; 0 picks a free one."""
+    bypass_port: int = 0
+    """TCP port at which peers that this one cannot dial connect to it for bulk transfers, and peers
+    that it relays for; 0 picks a free one. Where others cannot dial it, the p2p daemon carries these
+    transfers, at a third of the speed."""
     announce: tuple[str, ...] = ()
     """host:port others should dial for gRPC instead of the address it listens on."""
     force_tunnel: bool = False
