@@ -41,9 +41,7 @@ async def join(
             await tasks.close()
 
 
-async def _pump(
-    source: socket.socket, sink: socket.socket, pay: Pay | None, piece: int
-) -> None:
+async def _pump(source: socket.socket, sink: socket.socket, pay: Pay | None, piece: int) -> None:
     """Carry bytes one way until the source ends, and end the sink's direction then."""
     try:
         if hasattr(os, "splice"):
@@ -59,9 +57,7 @@ async def _pump(
             sink.shutdown(socket.SHUT_WR)
 
 
-async def _splice(
-    source: socket.socket, sink: socket.socket, pay: Pay | None, piece: int
-) -> None:
+async def _splice(source: socket.socket, sink: socket.socket, pay: Pay | None, piece: int) -> None:
     """Move pages from one socket to the other through a pipe, without copying them here."""
     flags = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
     with _pipe(piece) as (outlet, inlet):
@@ -82,9 +78,7 @@ async def _splice(
                     await _ready(sink, True)
 
 
-async def _copy(
-    source: socket.socket, sink: socket.socket, pay: Pay | None, piece: int
-) -> None:
+async def _copy(source: socket.socket, sink: socket.socket, pay: Pay | None, piece: int) -> None:
     """Read and write the bytes, where the kernel has no ``splice``."""
     loop = asyncio.get_running_loop()
     while data := await loop.sock_recv(source, piece):

@@ -411,9 +411,7 @@ class Lines:
             return
         self._take(peer, made)
 
-    async def _attempted(
-        self, peer: PeerId, line: Connection, attempt: ClimbAttempt
-    ) -> Connection:
+    async def _attempted(self, peer: PeerId, line: Connection, attempt: ClimbAttempt) -> Connection:
         """The connection that an attempt leads to. Raises PeerFault."""
         if attempt is ClimbAttempt.BYPASS:
             return await self._past(line)

@@ -361,7 +361,9 @@ class Reachable:
 
     def _note_observer(self, peer: PeerId, ends: Sequence[str], port: int) -> None:
         """Remember a peer that can tell how it sees connections to this port of it."""
-        hosts = [h for h in map(host_of, ends) if scope(h) is Scope.PUBLIC and ip_of(multiaddr(h, 1))]
+        hosts = [
+            h for h in map(host_of, ends) if scope(h) is Scope.PUBLIC and ip_of(multiaddr(h, 1))
+        ]
         if hosts and 0 < port < 1 << 16:
             self._observers[peer] = hosts[0], port
 

@@ -384,9 +384,7 @@ class Relay:
         finally:
             writer.transport.abort()
 
-    def _meter(
-        self, circuit: _Circuit, by_p2pd: bool = True
-    ) -> Callable[[int], Awaitable[None]]:
+    def _meter(self, circuit: _Circuit, by_p2pd: bool = True) -> Callable[[int], Awaitable[None]]:
         """Count the bytes of a circuit and wait for their turns. ``by_p2pd``: they come from p2pd
         and go back to it."""
         crossing = int(by_p2pd)
