@@ -28,9 +28,9 @@ class TransportSettings:
     grpc_port: int = 0
     """TCP port of the gRPC server; 0 picks a free one."""
     bypass_port: int = 0
-    """TCP port at which peers that this one cannot dial connect to it for bulk transfers, and peers
-    that it relays for; 0 picks a free one. Where others cannot dial it, the p2p daemon carries these
-    transfers, at a third of the speed."""
+    """TCP port at which peers that this one cannot dial connect to it for gRPC, and peers that it
+    relays for; 0 picks a free one. Where others cannot dial it, the p2p daemon carries these
+    connections, at a third of the speed."""
     announce: tuple[str, ...] = ()
     """host:port others should dial for gRPC instead of the address it listens on."""
     force_tunnel: bool = False

@@ -1,18 +1,16 @@
 """TCP connections past libp2p: by a call back, over a relay, and with peers that know of none."""
 
 import asyncio
-import hashlib
 import socket
 from collections.abc import AsyncIterator
 
 import pytest
 
 from node.core.errors import PeerFault
-from node.core.ids import PeerId
 from node.core.version import BYPASS_SINCE, Protocols
 from node.reach.settings import ReachSettings
 from node.transport.traffic import read_io
-from node.transport.ways import arrivals, bypass, relay
+from node.transport.ways import arrivals, relay, tunnel
 from node.transport.ways.arrivals import NO_TICKET, PLACES_EACH, TICKET_BYTES, Arrivals
 from node.transport.ways.bypass import ASKS_AT_ONCE
 from protos.reach_pb2 import BypassAsk
@@ -89,16 +87,23 @@ async def test_a_relay_joins_sockets_of_two_peers(swarm, hidden):
     await until(lambda: hub.relay.circuits < circuits, 20)
 
 
-async def test_a_socket_of_a_relay_holds_a_circuit(swarm, hidden):
-    hub = await swarm(reach=ReachSettings(relay_circuits_each=1))
+async def test_a_relay_joins_no_sockets_beyond_the_circuits_of_a_peer(swarm, hidden):
+    hub = await swarm(reach=ReachSettings(relay_circuits_each=3))
     a = await swarm()
     b = await hidden(hub, force_tunnel=True)
     a.learn(hub.peer_id, hub.p2p.addresses())
     a.learn(b.peer_id, [], relays=[hub.peer_id])
     assert await fetched(a, b)
-    await until(lambda: "circuits" in a.lines.tried(b.peer_id).get("bypass", ""), 20)
-    assert not passes(a, b), "the one circuit carries the tunnel"
-    assert await fetched(a, b)
+    held = list[asyncio.StreamWriter]()
+    full = "circuits of this peer are open"
+    with pytest.raises(PeerFault, match=full):
+        while True:
+            _, writer, _ = await a.relays._connect(hub.peer_id, b.peer_id, tunnel.STREAM)
+            held.append(writer)
+    with pytest.raises(PeerFault, match=full):
+        await a.lines._past(a.lines.open[b.peer_id])
+    for writer in held:
+        writer.close()
 
 
 async def test_bytes_that_a_relay_alters_are_not_taken(swarm, hidden, monkeypatch):

@@ -68,8 +68,8 @@ class _Dials:
 
 class Reachable:
     """``ask(peer, question)`` raises PeerFault; ``grpc_port()`` is where gRPC listens,
-    ``bypass_port()`` where connections past libp2p arrive, 0 for nowhere; ``secret`` is shown to the
-    router, which lets its holder renew mappings after a crash."""
+    ``bypass_port()`` where connections past libp2p arrive, 0 for nowhere; ``secret`` is shown to
+    the router, which lets its holder renew mappings after a crash."""
 
     def __init__(
         self,
