@@ -384,7 +384,7 @@ async def test_a_good_greeting_yields_what_is_needed_to_call():
 @pytest.mark.parametrize(
     ("reply", "said", "weight"),
     [
-        (HandshakeFrame(hello=hello(protocol=9)), "protocol 9", 0),
+        (HandshakeFrame(hello=hello(protocol=PROTOCOL + 1)), f"protocol {PROTOCOL + 1}", 0),
         # Software that knows no windows: one version in its Hello, none in its Farewell.
         (HandshakeFrame(hello=hello(protocol=1)), "it speaks protocol 1,", 0),
         (HandshakeFrame(farewell=Farewell(code=ExitCode.PROTOCOL)), "it speaks protocol 1,", 0),

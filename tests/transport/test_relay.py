@@ -170,7 +170,7 @@ async def test_a_client_that_floods_its_relay_holds_nobody_up(swarm):
     relay = await swarm(admit=admit)
     client = await swarm()
     await client.p2p.connect([relay.p2p.addresses()[0]])
-    reader, writer = await client.relays._ask(
+    reader, writer, _ = await client.relays._ask(
         relay.peer_id, relays_module.RelayAsk(reserve=relays_module.Reserve())
     )
     writer.write(b"." * (1 << 16))
