@@ -6,7 +6,7 @@ namespaces, behind routers, with daemons' transports.
 Direct: two hosts without a router. Reversed: from a host behind a router to one without. Punched:
 both behind routers that keep ports. Relayed: both behind routers that give every connection another
 port. All pairs are connected at the same time, and each moves its bytes in turn, so that a slow
-moment of the machine meets all. A connection whose bytes libp2p carries is a row that does not hold.
+moment of the machine meets all. A pair that stays on libp2p is a row that does not hold.
 """
 
 import sys

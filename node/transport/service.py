@@ -75,7 +75,7 @@ LOOK_EVERY_S = 4.0
 FEW = 128
 """Descriptors of this process up to which nobody looks."""
 DESCRIPTORS = 8192
-"""Sockets and files that this process may have open. At its limits a relay has some 3,000, and most
+"""Sockets and files that this process may have open. At its limits a relay has some 5,000, and most
 systems begin with 1,024."""
 CALLS = 1024
 """Calls of others that are served at once. Half of them is for strangers."""

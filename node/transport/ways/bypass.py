@@ -1,6 +1,6 @@
 """TCP connections between two peers that libp2p arranges and does not carry. Enters: questions of
-proven peers. Leaves: sockets, joined to gRPC at both ends. Never: trust in a socket: what goes over
-it is TLS, whose certificate and token were exchanged in the handshake, as on a direct connection.
+proven peers. Leaves: sockets, joined to gRPC at both ends. Never: trust in a socket: it carries TLS
+with the certificate and the token of the handshake, as a direct connection does.
 
 call back: caller --ask, ticket--> callee; callee --TCP, ticket--> caller's arrivals
 relay:     relay --a ticket for each--> both; both --TCP, ticket--> relay's arrivals

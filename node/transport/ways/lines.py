@@ -463,7 +463,7 @@ class Lines:
         return bypass_of(line.rung, line.met.protocol, self._outside())
 
     async def _past(self, line: Connection) -> Connection:
-        """A connection like this one, whose bytes libp2p does not carry. Raises PeerFault."""
+        """A connection on the same rung that goes past libp2p. Raises PeerFault."""
         met = line.met
         timeout = 2 * self._dial_s(met.peer)
         match self._way_past(line):
@@ -483,8 +483,8 @@ class Lines:
     async def _through_socket(
         self, met: Acquaintance, carry: Carry, timeout: float, relayed: bool
     ) -> tuple[Tunnel, LabelledChannel]:
-        """A local socket whose connections ``carry`` carries to the peer, and the channel that uses
-        it. Raises PeerFault."""
+        """A local socket, the end of a tunnel that ``carry`` makes for each connection, and the
+        channel that uses it. Raises PeerFault."""
         path = self._p2p.runtime / f"tunnel-{next(self._numbers)}.sock"
         tunnel = Tunnel(met.peer, path, carry)
         try:

@@ -29,7 +29,7 @@ from node.transport.port import printable
 from node.transport.traffic import Share, Traffic
 from node.transport.ways import bypass
 from node.transport.ways.arrivals import Arrivals, Expected
-from node.transport.ways.join import PIECE, join
+from node.transport.ways.join import join
 from node.transport.ways.tunnel import splice
 from protos.reach_pb2 import RelayAnswer, RelayAsk, Relayed
 
@@ -54,6 +54,9 @@ RELAY_BUFFER = 1 << 16
 """Bytes read ahead of either end of a circuit, and bytes that wait to be written to it. With more,
 short messages wait for long behind bulk where the rate is bounded, and the peer that waits for one
 takes the connection for dead. A circuit with an end that does not read holds this much memory."""
+SOCKET_PIECE = 1 << 18
+"""Bytes of a circuit past libp2p that are moved at once, and that a pipe of the kernel holds for an
+end that does not read."""
 UNDER_WAY = 1 << 20
 """Bytes of a circuit that p2pd may have moved to us and we have not read."""
 STREAM_NAME = 64
@@ -371,7 +374,7 @@ class Relay:
         """Join the two sockets of a circuit, and end its streams with them."""
         try:
             with await near.arrival() as left, await far.arrival() as right:
-                piece = PIECE
+                piece = SOCKET_PIECE
                 if self.rate_left:
                     piece = RELAY_BUFFER
                     for end in (left, right):
