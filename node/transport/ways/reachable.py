@@ -280,7 +280,8 @@ class Reachable:
                 if self._transport.quic:
                     wanted.append(("udp", p2p))
                 wanted.append(("tcp", self._grpc_port()))
-                wanted.append(("tcp", self._bypass_port()))
+                if bypass := self._bypass_port():
+                    wanted.append(("tcp", bypass))
                 self.mapper.want(wanted)
             await asyncio.sleep(LOOK_S)
             now = time.monotonic()
