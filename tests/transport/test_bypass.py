@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import socket
+from collections import Counter
 from collections.abc import AsyncIterator
 
 import pytest
@@ -68,7 +69,7 @@ async def test_a_call_under_way_goes_on_where_it_began(swarm, hidden):
     assert await first == bytes(MUCH)
 
 
-async def test_a_relay_joins_sockets_of_two_peers(swarm, hidden):
+async def test_a_relay_joins_sockets_of_two_peers(swarm, hidden, monkeypatch):
     hub = await swarm()
     a = await swarm()
     b = await hidden(hub, force_tunnel=True)
@@ -76,11 +77,19 @@ async def test_a_relay_joins_sockets_of_two_peers(swarm, hidden):
     a.learn(b.peer_id, [], relays=[hub.peer_id])
     assert await fetched(a, b)
     await until(lambda: passes(a, b), 20)
+    turns = Counter[tuple[str, ...]]()
+
+    async def take(pair, count) -> None:
+        turns[pair] += count
+
+    monkeypatch.setattr(hub.relay._share, "take", take)
     counted = hub._metrics.relayed_bytes_total._value.get()
     before = moved(a, b, hub)
     assert await fetched(a, b)
     assert moved(a, b, hub) - before < FAR_LESS, "libp2p carried it"
     assert hub._metrics.relayed_bytes_total._value.get() - counted > MUCH, "it counts as relayed"
+    pair = tuple(sorted((a.peer_id, b.peer_id)))
+    assert turns[pair] > MUCH, "it has waited for its turns under the relay's rate"
     assert (a.path(b.peer_id), a.peers()[b.peer_id].via) == ("relayed", hub.peer_id)
     circuits = hub.relay.circuits
     a.forget(b.peer_id)
