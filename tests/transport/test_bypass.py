@@ -5,16 +5,18 @@ import contextlib
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator
+from unittest.mock import AsyncMock, Mock, call
 
 import pytest
 
 from node.core.errors import PeerFault
+from node.core.ids import PeerId
 from node.core.version import BYPASS_SINCE, Protocols
 from node.reach.settings import ReachSettings
 from node.transport.traffic import read_io
-from node.transport.ways import arrivals, relay, tunnel
+from node.transport.ways import arrivals, punch, relay, tunnel
 from node.transport.ways.arrivals import NO_TICKET, PLACES_EACH, TICKET_BYTES, Arrivals
-from node.transport.ways.bypass import ASKS_AT_ONCE
+from node.transport.ways.bypass import ASKS_AT_ONCE, Bypass
 from protos.reach_pb2 import BypassAsk
 from tests.transport.conftest import fetch, introduce, until
 
@@ -187,6 +189,31 @@ async def test_only_public_addresses_are_punched(swarm):
     ask.addresses[:] = ["/ip4/11.0.0.1/tcp/4001"]
     with pytest.raises(PeerFault, match="hole punching is off here"):
         await a._bypass._ask(b.peer_id, ask)
+
+
+@pytest.mark.parametrize("right", [True, False])
+async def test_a_punched_socket_is_carried_if_it_shows_the_ticket(monkeypatch, right):
+    ticket = bytes(range(TICKET_BYTES))
+    here, there = socket.socketpair()
+    here.setblocking(False)
+    end = Mock(welcomes=lambda peer: True, carry=AsyncMock())
+    one = Bypass(Mock(), Arrivals(), end, AsyncMock(), lambda: 0, list, lambda: True)
+    peer = PeerId("asker")
+
+    @contextlib.asynccontextmanager
+    async def observed() -> AsyncIterator[tuple[int, list[str]]]:
+        yield 4001, ["/ip4/11.0.0.2/tcp/4001"]
+
+    monkeypatch.setattr(one, "_observed", observed)
+    monkeypatch.setattr(punch, "open_connection", AsyncMock(return_value=here))
+    reader = asyncio.StreamReader()
+    ask = BypassAsk(ticket=ticket, addresses=["/ip4/11.0.0.1/tcp/4001"]).SerializeToString()
+    reader.feed_data(len(ask).to_bytes(4, "big") + ask)
+    there.sendall(ticket if right else bytes(TICKET_BYTES))
+    await one.serve(peer, reader, Mock(drain=AsyncMock()))
+    assert end.carry.await_args_list == [call(peer, here)] * right
+    assert here.fileno() == -1
+    there.close()
 
 
 # ----------------------------------------------------------- arrivals
