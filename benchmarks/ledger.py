@@ -253,11 +253,12 @@ def _epoch_costs(swarm: SigningSwarm, costs: Costs) -> bytes:
             leader.collect(signed.peer, plan, note)
     note = pb.Note(plan=pb.PlanNote(plan=swarm.plan().canonical()))
     with costs.of("the leader adds statements to 100 plans"):
-        addressed = {peer: leader.addressed(note, plan, peer) for peer in swarm.peers}
+        to = leader.addressed(note, plan)
+        addressed = {peer: to(peer) for peer in swarm.peers}
     told = {s.peer: s for s in record.signed}
-    received = [Signed.of(r) for r in addressed[member].plan.receipts.receipts]
+    received = [Signed.of(r) for r in addressed[member].receipts.receipts]
     costs.sent.append(len(told[member].said) + 64)
-    costs.received.append(addressed[member].plan.receipts.ByteSize())
+    costs.received.append(addressed[member].receipts.ByteSize())
     own = replace(record, signed=(*received, told[member]))
     with costs.of("a member writes, beside the loop"):
         costs.written.append(len(_settled(own)))

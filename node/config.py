@@ -23,20 +23,12 @@ from typing import Any
 from node.availability.settings import AvailabilitySettings
 from node.checkpoint.archive.address import Address
 from node.checkpoint.archive.machine import Every
-from node.checkpoint.settings import CheckpointSettings
+from node.checkpoint.settings import PLACE, PLACE_SAYS, CheckpointSettings
 from node.core.errors import LocalFault, Refused, TooNew, UsageFault, writing
 from node.core.home import control_socket, expanded, home_named, user_dir
-from node.core.ids import is_cell
+from node.core.ids import PeerId, is_cell
 from node.core.interrupts import held
-from node.core.tables import (
-    FieldRule,
-    check,
-    from_text,
-    meanings,
-    settings_of,
-    show,
-    unknown,
-)
+from node.core.tables import setting, settings_of, unknown
 from node.data.settings import NO_PLACES, Places
 from node.dht.settings import DirectorySettings
 from node.identity.invites import Invite, within_limits
@@ -44,7 +36,7 @@ from node.identity.keys import Identity
 from node.manifest import Manifest, read_manifest, toml_entry
 from node.pipeline.settings import PipelineLimits
 from node.reach.settings import ReachSettings
-from node.transport.settings import LEAST_KEEPALIVE_S, TransportSettings
+from node.transport.settings import TransportSettings
 
 EXAMPLE = """name = "anna-4090"
 threads = 8
@@ -63,93 +55,8 @@ MOVED = "TUTTI_MOVED"
 cell."""
 LEAST_DATA = 1 << 27
 """Bytes; a stream of data reads several pieces by turns."""
-_PORT = FieldRule(0, 65535)
 _SIZE = r"[0-9]+(\.[0-9]+)?\s*([KMGT]i?)?B?"
-_RATE = FieldRule(
-    0,
-    says='bytes a second as a number, or such as "20Mbit", "2.5MB", "500k" (20 Mbit are 2.5 MB); 0 '
-    "for no limit",
-)
-LEAST_CAP = 16_000
-"""Bytes a second; the directory, heartbeats and plans alone take a part of it."""
 _RIGHTS = "check the disk and the rights of --home"
-_CAPS = ("transport.max_up", "transport.max_down")
-NODE_RULES: dict[str, FieldRule] = {
-    "name": FieldRule(
-        pattern=r"[\w .-]{0,40}", says="at most 40 letters, digits, spaces, dots, dashes"
-    ),
-    "role": FieldRule(choices=("auto", "ends", "stage", "rendezvous")),
-    "stage": FieldRule(
-        pattern=r"auto|[1-9][0-9]{0,3}", says='"auto" or the number of a block stage, 1 or more'
-    ),
-    "device": FieldRule(pattern=r"auto|cpu|cuda(:[0-9]{1,2})?", says="auto, cpu, cuda or cuda:N"),
-    "threads": FieldRule(0, 1024),
-    "local_devices": FieldRule(1, 64),
-    "nice": FieldRule(0, 19),
-    "memory": FieldRule(
-        pattern=rf"(100|[1-9]?[0-9])%|{_SIZE}",
-        says='a share such as "80%" or a size such as "20GiB"',
-    ),
-    "reserve": FieldRule(pattern=_SIZE, says='a size such as "2GiB", 0 for none'),
-    "data_disk": FieldRule(LEAST_DATA, 1 << 50),
-    "restore": FieldRule(
-        pattern=r"|[/~].*|[a-zA-Z][a-zA-Z0-9+.-]*://.+",
-        says='a whole path ("/mnt/backup") or an address ("s3://bucket/run"); empty for nowhere',
-    ),
-    "max_disk": FieldRule(pattern=_SIZE, says='a size such as "50GiB", 0 for no cap'),
-    "admission": FieldRule(pattern=r"([0-9a-fA-F]{2})*", says="the token's bytes in hex"),
-    "metrics_port": FieldRule(-1, 65535),
-    "log_format": FieldRule(choices=("auto", "text", "json")),
-    "log_level": FieldRule(choices=("debug", "info", "warning", "error")),
-    "transport.p2p_port": _PORT,
-    "transport.grpc_port": _PORT,
-    "transport.bypass_port": _PORT,
-    "transport.p2pd_memory": FieldRule(1 << 27, 1 << 40),
-    "transport.max_message": FieldRule(1 << 16, 1 << 30),
-    "transport.window": FieldRule(1 << 16, 1 << 28),
-    "transport.handshake_timeout_s": FieldRule(0.1, 600),
-    "transport.keepalive_s": FieldRule(LEAST_KEEPALIVE_S, 3600),
-    "transport.keepalive_timeout_s": FieldRule(0.1, 600),
-    "transport.dial_timeout_s": FieldRule(0.1, 600),
-    "transport.idle_s": FieldRule(10, 86400),
-    "transport.peer_streams": FieldRule(1, 10000),
-    "transport.relayed_timeout_s": FieldRule(0.1, 600),
-    "transport.max_up": _RATE,
-    "transport.max_down": _RATE,
-    "reach.relay_rate": _RATE,
-    "reach.relay_clients": FieldRule(0, 10000),
-    "reach.relay_circuits": FieldRule(0, 100000),
-    "reach.relay_circuits_each": FieldRule(1, 10000),
-    "directory.refresh_s": FieldRule(0.1, 3600),
-    "directory.ttl_s": FieldRule(1, 3600),
-    "directory.max_record": FieldRule(256, 1 << 20),
-    "directory.max_ttl_s": FieldRule(1, 86400),
-    "checkpoint.every": FieldRule(0, 10**9),
-    "checkpoint.within_s": FieldRule(0, 86400),
-    "checkpoint.keep": FieldRule(1, 1000),
-    "checkpoint.max_age_h": FieldRule(0, 10**6),
-    "checkpoint.max_disk": FieldRule(0, 1 << 60),
-    "checkpoint.to": FieldRule(
-        pattern=r"|[/~].*|[a-zA-Z][a-zA-Z0-9+.-]*://.+",
-        says='a whole path ("/mnt/backup") or an address ("s3://bucket/run"); empty for nowhere',
-    ),
-    "checkpoint.to_every": FieldRule(
-        pattern=r"[0-9][0-9a-z. ]*", says='a duration such as "1h", or such as "20 epochs"'
-    ),
-    "checkpoint.to_keep": FieldRule(1, 1000),
-    "checkpoint.fetch_parallel": FieldRule(1, 16),
-    "checkpoint.max_up": _RATE,
-    "limits.stash_bytes": FieldRule(0, 1 << 50),
-    "limits.text_bytes": FieldRule(0, 1 << 50),
-    "limits.in_flight": FieldRule(1, 10000),
-    "limits.recompute": FieldRule(choices=("auto", "off", "layers", "stage")),
-    "availability.idle_only": FieldRule(0, 24 * 60),
-    "availability.hours": FieldRule(
-        pattern=r"([0-9:,\s-]*)", says='spans of a day such as "22-07" or "22:30-07,12-13"'
-    ),
-    "availability.max_load": FieldRule(0, 100),
-    "availability.leave_s": FieldRule(0, 600),
-}
 SECTIONS: dict[str, type] = {
     "transport": TransportSettings,
     "reach": ReachSettings,
@@ -179,71 +86,139 @@ transport.host."""
 class NodeSettings:
     """The knobs of one peer that belong to no package."""
 
-    name: str = ""
-    """Human name; empty: derived from the identity."""
-    role: str = "auto"
-    """auto | ends | stage | rendezvous."""
-    stage: str = "auto"
-    """Block stage to host, or auto: the one that needs a peer most."""
-    may_move: bool = True
-    """Whether the swarm may ask this peer to host another stage; said of a peer whose stage was
-    named, it holds there too."""
-    device: str = "auto"
-    """auto | cpu | cuda | cuda:N."""
-    threads: int = 0
-    """CPU threads of a device; 0: all cores that the system lets this process keep busy, shared
-    between the devices."""
-    local_devices: int = 1
-    """Devices of this machine that hold the stage together, by tensor parallelism: so many GPUs, or
-    processes on the CPU."""
-    memory: str = "90%"
-    """Most memory of the device to use: a share of it, or a size. Of a GPU no more is taken than is
-    free at the start, of main memory no more than other daemons of this machine leave."""
-    reserve: str = "0"
-    """Of that memory, what is left to others, such as a desktop that shows more windows later: a
-    size."""
-    nice: int = 10
-    """Added to the process's niceness, so that the machine's owner feels the daemon little; 0 for a
-    machine of its own."""
-    swarm: str = ""
-    """Path of the swarm.toml to run; empty: the one used last."""
-    data: str = ""
-    """Where this peer keeps the data of the run: the file, or a directory that holds it; empty:
-    where it was found last, else the path in the manifest."""
-    data_hosts: tuple[str, ...] = ()
-    """Hosts of this machine or the LAN from which a run's data may be fetched: names, addresses,
-    networks ("nas.lan", "10.0.0.7:8000", "10.0.0.0/8"). Public ones always may; of a run of your
-    own the host in its manifest may."""
-    data_disk: int = 8 << 30
-    """Most bytes of a stream of data to keep on this disk."""
-    max_disk: str = "0"
-    """Most bytes that streamed data and checkpoints of a run take on this disk together: a size, 0
-    for no cap. Data takes at most half of it, and no more than ``data_disk``; checkpoints have the
-    rest. A model's own files, tokenised text and logs are not counted."""
-    tokenizer: str = ""
-    """Where it keeps the run's tokenizer.json, in the same way."""
-    weights: str = ""
-    """Directory of the model that the run begins from; empty: where it was found last, else its
-    stage is fetched from other peers."""
-    restore: str = ""
-    """An archive of checkpoints (``checkpoint.to`` of some peer) from which this peer takes its
-    stage back at its start, unless newer checkpoints are here; empty for none."""
-    join: tuple[str, ...] = ()
-    """Invites ("tutti2...") and multiaddrs ("/ip4/...") to start from."""
-    admission: str = ""
-    """Admission token of a private swarm in hex, when the invite does not carry it."""
-    metrics_port: int = 0
-    """TCP port of the metrics page on loopback; 0 a free one, -1 none."""
-    log_format: str = "auto"
-    """text | json: one format for all that a daemon prints. auto: text."""
-    log_level: str = "info"
-    """Least level shown on stderr; the event file has everything."""
-    record: str = ""
-    """File in which the daemon records the events of its state machines, for  tutti replay; empty:
-    none. An existing file is kept, and a number added to the name."""
-    tensorboard: str = ""
-    """Directory in which the daemon writes the curves of its run for TensorBoard; empty: none. It
-    needs the package tensorboard."""
+    name: str = setting(
+        "",
+        "Human name; empty: derived from the identity.",
+        pattern=r"[\w .-]{0,40}",
+        says="at most 40 letters, digits, spaces, dots, dashes",
+    )
+    role: str = setting(
+        "auto", "auto | ends | stage | rendezvous.", choices=("auto", "ends", "stage", "rendezvous")
+    )
+    stage: str = setting(
+        "auto",
+        "Block stage to host, or auto: the one that needs a peer most.",
+        pattern=r"auto|[1-9][0-9]{0,3}",
+        says='"auto" or the number of a block stage, 1 or more',
+    )
+    may_move: bool = setting(
+        True,
+        "Whether the swarm may ask this peer to host another stage; said of a peer whose stage was "
+        "named, it holds there too.",
+    )
+    device: str = setting(
+        "auto",
+        "auto | cpu | cuda | cuda:N.",
+        pattern=r"auto|cpu|cuda(:[0-9]{1,2})?",
+        says="auto, cpu, cuda or cuda:N",
+    )
+    threads: int = setting(
+        0,
+        "CPU threads of a device; 0: all cores that the system lets this process keep busy, shared "
+        "between the devices.",
+        least=0,
+        most=1024,
+    )
+    local_devices: int = setting(
+        1,
+        "Devices of this machine that hold the stage together, by tensor parallelism: so many "
+        "GPUs, or processes on the CPU.",
+        least=1,
+        most=64,
+    )
+    memory: str = setting(
+        "90%",
+        "Most memory of the device to use: a share of it, or a size. Of a GPU no more is taken "
+        "than is free at the start, of main memory no more than other daemons of this machine "
+        "leave.",
+        pattern=rf"(100|[1-9]?[0-9])%|{_SIZE}",
+        says='a share such as "80%" or a size such as "20GiB"',
+    )
+    reserve: str = setting(
+        "0",
+        "Of that memory, what is left to others, such as a desktop that shows more windows later: "
+        "a size.",
+        pattern=_SIZE,
+        says='a size such as "2GiB", 0 for none',
+    )
+    nice: int = setting(
+        10,
+        "Added to the process's niceness, so that the machine's owner feels the daemon little; 0 "
+        "for a machine of its own.",
+        least=0,
+        most=19,
+    )
+    swarm: str = setting("", "Path of the swarm.toml to run; empty: the one used last.")
+    data: str = setting(
+        "",
+        "Where this peer keeps the data of the run: the file, or a directory that holds it; empty: "
+        "where it was found last, else the path in the manifest.",
+    )
+    data_hosts: tuple[str, ...] = setting(
+        (),
+        "Hosts of this machine or the LAN from which a run's data may be fetched: names, "
+        'addresses, networks ("nas.lan", "10.0.0.7:8000", "10.0.0.0/8"). Public ones always may; '
+        "of a run of your own the host in its manifest may.",
+    )
+    data_disk: int = setting(
+        8 << 30,
+        "Most bytes of a stream of data to keep on this disk.",
+        least=LEAST_DATA,
+        most=1 << 50,
+    )
+    max_disk: str = setting(
+        "0",
+        "Most bytes that streamed data and checkpoints of a run take on this disk together: a "
+        "size, 0 for no cap. Data takes at most half of it, and no more than data_disk; "
+        "checkpoints have the rest. A model's own files, tokenised text and logs are not counted.",
+        pattern=_SIZE,
+        says='a size such as "50GiB", 0 for no cap',
+    )
+    tokenizer: str = setting("", "Where it keeps the run's tokenizer.json, in the same way.")
+    weights: str = setting(
+        "",
+        "Directory of the model that the run begins from; empty: where it was found last, else its "
+        "stage is fetched from other peers.",
+    )
+    restore: str = setting(
+        "",
+        "An archive of checkpoints (checkpoint.to of some peer) from which this peer takes its "
+        "stage back at its start, unless newer checkpoints are here; empty for none.",
+        pattern=PLACE,
+        says=PLACE_SAYS,
+    )
+    join: tuple[str, ...] = setting(
+        (), 'Invites ("tutti2...") and multiaddrs ("/ip4/...") to start from.'
+    )
+    admission: str = setting(
+        "",
+        "Admission token of a private swarm in hex, when the invite does not carry it.",
+        pattern=r"([0-9a-fA-F]{2})*",
+        says="the token's bytes in hex",
+    )
+    metrics_port: int = setting(
+        0, "TCP port of the metrics page on loopback; 0 a free one, -1 none.", least=-1, most=65535
+    )
+    log_format: str = setting(
+        "auto",
+        "text | json: one format for all that a daemon prints. auto: text.",
+        choices=("auto", "text", "json"),
+    )
+    log_level: str = setting(
+        "info",
+        "Least level shown on stderr; the event file has everything.",
+        choices=("debug", "info", "warning", "error"),
+    )
+    record: str = setting(
+        "",
+        "File in which the daemon records the events of its state machines, for tutti replay; "
+        "empty: none. An existing file is kept, and a number added to the name.",
+    )
+    tensorboard: str = setting(
+        "",
+        "Directory in which the daemon writes the curves of its run for TensorBoard; empty: none. "
+        "It needs the package tensorboard.",
+    )
 
 
 @dataclass(frozen=True)
@@ -299,14 +274,14 @@ class NodeConfig:
             if name not in KNOWN:
                 raise unknown(key, [*KNOWN, *SHORT_NAMES])
             merged[name] = (
-                from_text(value, KNOWN[name]),
+                KNOWN[name].read(value),
                 "--" + key.replace("_", "-").replace(".", "-"),
             )
 
         tables: dict[str, dict[str, Any]] = {"": {}, **{section: {} for section in SECTIONS}}
         for name, (value, source) in merged.items():
             section, _, key = name.rpartition(".")
-            tables[section][key] = checked_setting(name, value, source)
+            tables[section][key] = KNOWN[name].check(value, source)
         _divide_disk(tables, {name: source for name, (_, source) in merged.items()})
         found = cls(
             home=home,
@@ -489,7 +464,8 @@ class NodeConfig:
             p2p, grpc = map(int, _kept(self.home / "ports").split())
         except ValueError:
             return 0, 0
-        if _PORT.allows(p2p) and _PORT.allows(grpc):
+        port = KNOWN["transport.p2p_port"].rule
+        if port.allows(p2p) and port.allows(grpc):
             return p2p, grpc
         return 0, 0
 
@@ -505,6 +481,20 @@ class NodeConfig:
     def keep_acquaintances(self, run_id: str, addresses: Sequence[str]) -> None:
         """Remember them, so that a start finds the swarm when whoever made the invite is gone."""
         _note(self.swarm_dir(run_id) / "peers", "".join(f"{a}\n" for a in addresses))
+
+    def names(self, run_id: str) -> dict[PeerId, str]:
+        """Names that peers of a run have announced here."""
+        try:
+            kept = json.loads(_kept(self.swarm_dir(run_id) / "names.json"))
+        except (ValueError, RecursionError):
+            return {}
+        if not isinstance(kept, dict):
+            return {}
+        return {PeerId(str(peer)): str(name) for peer, name in kept.items()}
+
+    def keep_names(self, run_id: str, names: Mapping[PeerId, str]) -> None:
+        """Remember them, so that a command without a daemon calls a peer as all others do."""
+        _note(self.swarm_dir(run_id) / "names.json", json.dumps(names))
 
     def places(self, run_id: str) -> Places:
         """Where the files of a run are: as the user has set it here, else as the user set it at an
@@ -564,11 +554,11 @@ class NodeConfig:
         return _kept(self.swarm_dir(run_id) / "change")
 
     def keep_order(self, run_id: str, order: str) -> None:
-        """Keep the owner's newest order to a run. Raises Refused and OutOfResources."""
+        """Keep the owner's orders to a run that hold. Raises Refused and OutOfResources."""
         _keep(self.swarm_dir(run_id) / "order", order.encode())
 
     def order(self, run_id: str) -> str:
-        """The order that was kept of a run, "" for none."""
+        """The orders that were kept of a run, "" for none."""
         return _kept(self.swarm_dir(run_id) / "order")
 
     def keep_cell(self, run_id: str, cell: str) -> None:
@@ -675,27 +665,6 @@ class NodeConfig:
             ) from e
 
 
-def checked_setting(name: str, raw: Any, source: str = "") -> Any:
-    """The value of a setting from what a file, the environment or a user gave for it; a rate in
-    bytes a second. ``source``: its origin, for the message. Raises UsageFault for a value that the
-    setting may not have."""
-    rule = NODE_RULES.get(name)
-    value = raw
-    if rule is _RATE and isinstance(value, str) and (rate := rate_of(value)) is not None:
-        value = rate
-    value = check(name, value, KNOWN[name], rule, source=source)
-    if name in _CAPS and 0 < value < LEAST_CAP:
-        where = ""
-        if source:
-            where = f"  ({source})"
-        raise UsageFault(
-            f"{name} = {show(value)}{where}",
-            f"that is {value:g} bytes a second, too little to take part; "
-            f"allowed: {LEAST_CAP} or more, 0 for no cap",
-        )
-    return value
-
-
 def settings_file(
     named: str | Path | None, home: str | None, environ: Mapping[str, str] | None = None
 ) -> Path:
@@ -739,14 +708,10 @@ def config_document(config: NodeConfig) -> dict[str, dict[str, Any]]:
 
 def _settings(config: NodeConfig) -> Iterator[tuple[str, Any, str, str]]:
     """(name, value, source, meaning) of every setting."""
-    for section, kind in (("", NodeSettings), *SECTIONS.items()):
-        values, said = getattr(config, section or "node"), meanings(kind)
-        for one in dataclasses.fields(kind):
-            name = one.name
-            if section:
-                name = f"{section}.{name}"
-            value = getattr(values, one.name)
-            yield name, value, config.sources.get(name, ""), said.get(one.name, "")
+    for name, one in KNOWN.items():
+        section, _, key = name.rpartition(".")
+        value = getattr(getattr(config, section or "node"), key)
+        yield name, value, config.sources.get(name, ""), one.text
 
 
 def _kept(path: Path) -> str:
@@ -813,19 +778,6 @@ def sizes_of(text: str) -> list[int]:
     return [size_of(word) for word in words]
 
 
-def rate_of(text: str) -> float | None:
-    """Bytes a second of "20Mbit", "2.5MB", "2.5MB/s", "20Mbps", "500k"; None for what is none.
-    Without a unit it is bytes, as those who limit rates are used to (curl, wget, rsync); k, M and G
-    are powers of 1000, Ki, Mi and Gi of 1024."""
-    found = re.fullmatch(
-        r"([0-9]+(?:\.[0-9]+)?)\s*([kKMG]?)(i?)(B|bit|bits|bps)?(/s)?", text.strip()
-    )
-    if found is None or (found[3] and not found[2]) or (found[4] == "bps" and found[5]):
-        return None
-    step = (1024 if found[3] else 1000) ** " KMG".index(found[2].upper() or " ")
-    return float(found[1]) * step / (1 if found[4] in (None, "B") else 8)
-
-
 def write_atomically(
     path: Path, content: bytes, mode: int = 0o600, owner: tuple[int, int] | None = None
 ) -> None:
@@ -851,7 +803,7 @@ def write_atomically(
 
 
 KNOWN = settings_of({"": NodeSettings, **SECTIONS})
-"""Every setting of a peer, dotted, and its type."""
+"""Every setting of a peer by its dotted name."""
 ENVIRONMENT: dict[str, str] = {
     **{"TUTTI_" + name.upper().replace(".", "_"): name for name in KNOWN},
     **{"TUTTI_" + short.upper(): name for short, name in SHORT_NAMES.items()},
@@ -873,7 +825,7 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
                 raise unknown(variable, [*ENVIRONMENT, *reserved], "environment")
             continue
         if text.strip():
-            found[name] = (from_text(text, KNOWN[name]), variable)
+            found[name] = (KNOWN[name].read(text), variable)
     return found
 
 

@@ -24,34 +24,22 @@ from typing import Any
 
 from node.averaging.settings import AveragingSettings
 from node.averaging.strategies.outer import (
-    CARRIES,
-    OPTIMIZERS,
     REMOVED,
-    STRATEGIES,
     OuterSettings,
     carried,
 )
 from node.core.errors import Refused, Removed, TooNew, UsageFault, WireError, refuse
 from node.core.ids import PeerId, RunId
-from node.core.tables import (
-    FieldRule,
-    build,
-    check,
-    from_text,
-    meanings,
-    settings_of,
-    unknown,
-)
+from node.core.tables import FieldRule, build, check, setting, settings_of, unknown
 from node.core.version import PROTOCOL, UPDATE, WIRES_SINCE
 from node.data.settings import DataSettings
 from node.epoch.settings import TrainingSettings
 from node.identity.keys import Identity, verify
 from node.model.settings import DIGEST, ModelSettings
 from node.model.shapes import all_shapes, check_settings, count
-from node.optim.settings import SCHEDULES, OptimSettings
+from node.optim.settings import OptimSettings
 from node.pipeline.settings import PipelineSettings
 from node.scheduler.settings import SchedulerSettings
-from node.wire.coding.formats import FORMATS
 
 FORMAT = 2
 """Of the manifests that are made here. Those from 1 to this one are read."""
@@ -60,7 +48,6 @@ MAX_MANIFEST = 64 * 1024
 MAX_DOTS = 64
 """Dots of a line that is no comment. tomllib keeps every beginning of a dotted key: 64 KiB of one
 key would take 4 GiB."""
-BYTE_VOCAB = 259
 WIDTH = 96
 """Of a comment in a file, without its mark."""
 HEADER = "# What every peer of this swarm agreed on."
@@ -120,161 +107,50 @@ GONE: dict[str, tuple[Any, str, str]] = {
 }
 """Settings that were: their defaults, the setting that they stood before, what to do instead. A
 manifest of format 1 has them all, and its run id counts them; there a default is read over."""
-MOST_FILES = 32
-"""Files beside the tokenizer that a manifest names, at most."""
-_FILE = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}:[0-9a-f]{64}"
-"""Name and hash of one such file."""
-_PRINTED = r"[^\x00-\x1f\x7f-\x9f]"
-"""A character that is no control character: text of a manifest goes to terminals."""
-_SHARE = FieldRule(0.0, 1.0)
-_SEED = FieldRule(0, 2**63 - 1)
-MANIFEST_RULES: dict[str, FieldRule] = {
-    "swarm.name": FieldRule(
-        pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
-        says="letters, digits, dot, dash, underscore; at most 63",
-    ),
-    "swarm.owner": FieldRule(
-        pattern=r"(12D3Koo[1-9A-HJ-NP-Za-km-z]{45})?",
-        says='a PeerId, "12D3Koo" and 45 more characters',
-    ),
-    "swarm.protocol": FieldRule(1, 1_000_000),
-    "swarm.admission": FieldRule(choices=("open", "invite")),
-    "swarm.lead": FieldRule(choices=("any", "admitted")),
-    "swarm.salt": FieldRule(pattern=r"([0-9a-f]{16})?", says="16 hex digits, or empty"),
-    "swarm.continues": FieldRule(
-        pattern=r"([0-9a-f]{64})?", says="the id of a run, 64 hex digits, or empty"
-    ),
-    "model.layers": FieldRule(1, 4096),
-    "model.ends_layers": FieldRule(0, 4095),
-    "model.d_model": FieldRule(8, 65536),
-    "model.heads": FieldRule(1, 1024),
-    "model.kv_heads": FieldRule(1, 1024),
-    "model.head_width": FieldRule(0, 65536),
-    "model.d_ff": FieldRule(8, 1 << 20),
-    "model.vocab": FieldRule(2, 1 << 22),
-    "model.seq_len": FieldRule(2, 1 << 20),
-    "model.positions": FieldRule(0, 1 << 24),
-    "model.rope_theta": FieldRule(1.0, 1e12),
-    "model.rope_kind": FieldRule(choices=("llama3", "linear", "dynamic", "yarn", "longrope")),
-    "model.rope_factor": FieldRule(1.0, 1e6),
-    "model.rope_scale": FieldRule(1e-3, 1e3),
-    "model.rope_low": FieldRule(0.01, 1e6),
-    "model.rope_high": FieldRule(0.01, 1e6),
-    "model.rope_context": FieldRule(2, 1 << 24),
-    "model.norm_eps": FieldRule(1e-12, 0.1),
-    "model.init_std": FieldRule(1e-6, 10.0),
-    "model.init_seed": _SEED,
-    "model.base": FieldRule(
-        pattern=r"([A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?)?",
-        says="ORGANISATION/NAME on the Hugging Face hub, or empty",
-    ),
-    "model.adapter": FieldRule(0, 4096),
-    "model.adapter_alpha": FieldRule(1e-6, 1e6),
-    "pipeline.stages": FieldRule(1, 4096),
-    "pipeline.micro_batch": FieldRule(1, 65536),
-    "pipeline.wire": FieldRule(choices=("fp32", "bf16", "fp16", "int8", "int4")),
-    "pipeline.wire_least": FieldRule(
-        pattern="(bf16|fp16|int8|int4)?", says="bf16, fp16, int8, int4, or empty"
-    ),
-    "pipeline.forward_timeout_s": FieldRule(0.1, 3600.0),
-    "pipeline.may_skip": _SHARE,
-    "pipeline.watch": FieldRule(0.0, 1000.0),
-    "scheduler.paths": FieldRule(choices=("planned", "round-robin")),
-    "scheduler.skip": FieldRule(0.0, 0.999),
-    "scheduler.max_swaps": FieldRule(0, 4096),
-    "scheduler.max_jump": FieldRule(0, 4096),
-    "scheduler.keep_first": FieldRule(0, 4096),
-    "averaging.cell": FieldRule(pattern="all|[1-9][0-9]{0,5}", says='"all", or a number of peers'),
-    "averaging.wire": FieldRule(choices=("fp32", "bf16", "fp16", "int8")),
-    "averaging.group_bytes": FieldRule(1 << 10, 1 << 40),
-    "averaging.round_timeout_s": FieldRule(0.1, 3600.0),
-    "averaging.max_gradient_norm": FieldRule(1e-9, 1e30),
-    "averaging.quarantine": FieldRule(0.0, 1e9),
-    "averaging.reducer": FieldRule(
-        choices=("mean", "clipped-mean", "median", "trimmed-mean", "centered-clip")
-    ),
-    "averaging.trim": FieldRule(0.0, 0.49),
-    "averaging.clip": FieldRule(0.1, 1000.0),
-    "averaging.clip_iterations": FieldRule(1, 100),
-    "outer.strategy": FieldRule(choices=tuple(STRATEGIES), removed=REMOVED),
-    "outer.carries": FieldRule(choices=tuple(CARRIES)),
-    "outer.optimizer": FieldRule(choices=OPTIMIZERS),
-    "outer.codec": FieldRule(choices=tuple(FORMATS)),
-    "outer.window_s": FieldRule(0.0, 10**6),
-    "outer.lr": FieldRule(0.0, 1000.0),
-    "outer.momentum": FieldRule(0.0, 0.9999),
-    "outer.shards": FieldRule(1),
-    "outer.fragments": FieldRule(1),
-    "outer.mixing": _SHARE,
-    "outer.quorum": FieldRule(0),
-    "optimizer.name": FieldRule(choices=("muon", "shampoo", "soap", "adamw")),
-    "optimizer.parameters": FieldRule(choices=("fp32", "bf16")),
-    "optimizer.lr": FieldRule(0.0, 100.0),
-    "optimizer.momentum": FieldRule(0.0, 0.9999),
-    "optimizer.ns_steps": FieldRule(1, 20),
-    "optimizer.coefficients": FieldRule(
-        choices=("simple", "quintic", "polar_express", "deepseek_v4")
-    ),
-    "optimizer.shampoo_lr": FieldRule(0.0, 100.0),
-    "optimizer.soap_lr": FieldRule(0.0, 100.0),
-    "optimizer.precondition_every": FieldRule(1, 10**6),
-    "optimizer.precondition_side": FieldRule(1, 65536),
-    "optimizer.adam_lr": FieldRule(0.0, 100.0),
-    "optimizer.adam_beta1": FieldRule(0.0, 0.9999),
-    "optimizer.adam_beta2": FieldRule(0.0, 0.999999),
-    "optimizer.adam_eps": FieldRule(1e-16, 1.0),
-    "optimizer.weight_decay": FieldRule(0.0, 10.0),
-    "optimizer.warmup": FieldRule(0, 10**9),
-    "optimizer.decay": _SHARE,
-    "optimizer.schedule": FieldRule(choices=SCHEDULES),
-    "optimizer.floor": _SHARE,
-    "data.source": FieldRule(
-        pattern=f"builtin:pydoc|synthetic:[0-9]{{1,18}}|(file:|hf:|https?://){_PRINTED}{{1,4096}}",
-        says="builtin:pydoc, file:NAME, hf:NAME, http(s)://… or synthetic:SEED, without control "
-        "characters",
-    ),
-    "data.windows": FieldRule(0, 1 << 20),
-    "data.column": FieldRule(pattern=_PRINTED + "{1,256}", says="the name of a field"),
-    "data.rows": FieldRule(choices=("text", "chat")),
-    "data.encoding": FieldRule(choices=("utf-8", "utf-16-le", "utf-16-be", "latin-1", "cp1252")),
-    "data.sha256": FieldRule(pattern=r"([0-9a-f]{64})?", says="64 hex digits, or empty"),
-    "data.tokenizer": FieldRule(
-        pattern=_PRINTED + "{1,4096}", says='"bytes" or the name of a tokenizer.json'
-    ),
-    "data.tokenizer_sha256": FieldRule(pattern=r"([0-9a-f]{64})?", says="64 hex digits, or empty"),
-    "data.end": FieldRule(-1, 1 << 22),
-    "data.seed": _SEED,
-    "data.holdout": FieldRule(0.0, 0.5),
-    "training.epochs": FieldRule(1, 10**9),
-    "training.target_batch": FieldRule(1, 10**7),
-    "training.epoch_timeout_s": FieldRule(1.0, 86400.0),
-    "training.eval_every": FieldRule(0, 10**9),
-    "training.eval_batches": FieldRule(1, 10**5),
-    "training.min_replicas": FieldRule(1, 1000),
-    "training.buddy_every": FieldRule(0, 10**6),
-    "training.rebalance_every_s": FieldRule(0.0, 86400.0),
-}
 
 
 @dataclass(frozen=True)
 class SwarmSettings:
     """Who runs it and who may come."""
 
-    name: str = "demo"
-    """Name for people; the run id is what counts."""
-    owner: PeerId = PeerId("")
-    """Whose signature the manifest carries; empty only before it is signed."""
-    protocol: int = 1
-    """The oldest protocol version that a peer of this run may speak."""
-    admission: str = "open"
-    """open: anybody with an address | invite: only bearers of a token signed by the owner."""
-    lead: str = "any"
-    """Who may lead a cell. any: who takes part | admitted: the owner, and bearers of a token."""
-    salt: str = ""
-    """Drawn by ``tutti swarm init``, so that a second run of the same settings is another run."""
-    continues: str = ""
-    """Id of the run whose last epoch this one goes on from: who has checkpoints of it begins with
-    them. Empty: from the start."""
+    name: str = setting(
+        "demo",
+        "Name for people; the run id is what counts.",
+        pattern=r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}",
+        says="letters, digits, dot, dash, underscore; at most 63",
+    )
+    owner: PeerId = setting(
+        PeerId(""),
+        "Whose signature the manifest carries; empty only before it is signed.",
+        pattern=r"(12D3Koo[1-9A-HJ-NP-Za-km-z]{45})?",
+        says='a PeerId, "12D3Koo" and 45 more characters',
+    )
+    protocol: int = setting(
+        1, "The oldest protocol version that a peer of this run may speak.", least=1, most=1_000_000
+    )
+    admission: str = setting(
+        "open",
+        "open: anybody with an address | invite: only bearers of a token signed by the owner.",
+        choices=("open", "invite"),
+    )
+    lead: str = setting(
+        "any",
+        "Who may lead a cell. any: who takes part | admitted: the owner, and bearers of a token.",
+        choices=("any", "admitted"),
+    )
+    salt: str = setting(
+        "",
+        "Drawn by tutti swarm init, so that a second run of the same settings is another run.",
+        pattern=r"([0-9a-f]{16})?",
+        says="16 hex digits, or empty",
+    )
+    continues: str = setting(
+        "",
+        "Id of the run whose last epoch this one goes on from: who has checkpoints of it begins "
+        "with them. Empty: from the start.",
+        pattern=r"([0-9a-f]{64})?",
+        says="the id of a run, 64 hex digits, or empty",
+    )
 
     @property
     def tokens(self) -> bool:
@@ -326,17 +202,14 @@ class Manifest:
                 "the manifest ends before its signature: a part of the file is missing",
                 f"{_WHOLE}; who took the signature out to sign anew takes out the first line too",
             )
-        parts = {
-            name: build(kind, table.get(name, {}), name, MANIFEST_RULES)
-            for name, kind in SECTIONS.items()
-        }
+        parts = {name: build(kind, table.get(name, {}), name) for name, kind in SECTIONS.items()}
         manifest = cls(**parts, signature=_signature(table.get("signature")), format=number)
         manifest.check()
         return manifest
 
     def check(self) -> None:
-        """What fields promise each other; each was in its range when it was read. Raises UsageFault
-        naming both sides."""
+        """Check settings against each other; each was in its range when it was read. Raises
+        UsageFault naming both sides."""
         m, p, a, d, t = self.model, self.pipeline, self.averaging, self.data, self.training
         if self.swarm.protocol > PROTOCOL:
             raise TooNew(
@@ -366,28 +239,16 @@ class Manifest:
                 f"must be digests of {DIGEST} and 64 hex digits each; without that word they are "
                 "of a tutti before protocol 7: give the model again,  tutti swarm init --from DIR",
             ),
-            (
-                p.wire_least and len(p.wires) < 2,
-                f'pipeline.wire_least = "{p.wire_least}"',
-                f'must be coarser than pipeline.wire = "{p.wire}", or empty; from fine to coarse: '
-                "fp32, bf16 or fp16, int8, int4",
-            ),
+        )
+        p.check()
+        refuse(
             (
                 t.target_batch % p.micro_batch,
                 f"training.target_batch = {t.target_batch}",
                 f"must be a multiple of pipeline.micro_batch = {p.micro_batch}",
             ),
-            (
-                0 < a.quarantine < 2,
-                f"averaging.quarantine = {a.quarantine}",
-                "0 for off, or 2 and more: honest norms differ",
-            ),
-            (
-                a.reducer == "trimmed-mean" and a.trim == 0,
-                "averaging.trim = 0",
-                'must be above 0 while averaging.reducer = "trimmed-mean"',
-            ),
         )
+        a.check()
         self.scheduler.check(p.stages, t.target_batch // p.micro_batch, p.may_skip)
         carried(self.outer, a.peers, p.stages)
         refuse(
@@ -398,45 +259,8 @@ class Manifest:
                 'take "fp32", or one cell (outer.window_s = 0): what cells differ by is less than '
                 "bf16 can say",
             ),
-            (
-                not all(0 <= size < 1 << 48 for size in d.sizes),
-                "data.sizes",
-                "must be bytes of shards, 0 or more",
-            ),
-            (
-                d.tokenizer == "bytes" and d.tokenizer_sha256,
-                "data.tokenizer_sha256 is set",
-                'leave it empty: data.tokenizer = "bytes" is no file',
-            ),
-            (
-                len(d.files) > MOST_FILES
-                or not all(re.fullmatch(_FILE, entry) for entry in d.files)
-                or len({entry.partition(":")[0] for entry in d.files}) < len(d.files),
-                "data.files",
-                f"must be at most {MOST_FILES} entries  NAME:SHA256  of different names: give the "
-                "model again,  tutti swarm init --from DIR",
-            ),
-            (
-                d.tokenizer == "bytes" and d.end >= 0,
-                f"data.end = {d.end}",
-                'leave it out: data.tokenizer = "bytes" has an end of its own',
-            ),
-            (
-                d.end >= m.vocab,
-                f"data.end = {d.end} is no id of model.vocab = {m.vocab}",
-                "give an id of the vocabulary, or leave it out",
-            ),
-            (
-                d.tokenizer == "bytes" and m.vocab < BYTE_VOCAB,
-                f"model.vocab = {m.vocab}",
-                f'data.tokenizer = "bytes" needs {BYTE_VOCAB}',
-            ),
-            (
-                t.eval_every and d.holdout == 0.0,
-                "data.holdout = 0",
-                f"must be above 0 while training.eval_every = {t.eval_every}",
-            ),
         )
+        d.check(m.vocab, t.eval_every)
 
     def check_continues(self, before: "Manifest") -> None:
         """Raises UsageFault unless this run can go on from the last epoch of ``before``."""
@@ -549,12 +373,17 @@ class Manifest:
             lines += ["# Settings behind a # have their defaults.", f"format = {self.format}"]
         for section, rows in groupby(self._values(), lambda row: row[0]):
             kind = SECTIONS[section]
-            said, about = meanings(kind), (kind.__doc__ or "").strip().splitlines()[0]
+            said = settings_of({section: kind})
+            about = (kind.__doc__ or "").strip().splitlines()[0]
             lines += ["", f"[{section}] # {about}"]
             for _, key, value, kept in rows:
                 if value is None:  # TOML has no word for it, and it is the default
                     continue
-                entry = toml_entry(key, value, said.get(key, ""), behind=not kept)
+                meaning = ""
+                name = f"{section}.{key}"
+                if name in said:  # and not in GONE
+                    meaning = said[name].text
+                entry = toml_entry(key, value, meaning, behind=not kept)
                 if self.format > 1:
                     lines += ["", *entry]
                 elif kept:
@@ -682,9 +511,10 @@ def _signature(table: Any) -> Signature | None:
             "signature is not a table of key and sig",
             "the owner signs with  tutti swarm init --from FILE",
         )
-    key = check("signature.key", table["key"], str, MANIFEST_RULES["swarm.owner"])
+    owner = settings_of(SECTIONS)["swarm.owner"]
+    key = check("signature.key", table["key"], str, owner.rule)
     try:
-        sig = base64.b64decode(check("signature.sig", table["sig"], str, None), validate=True)
+        sig = base64.b64decode(check("signature.sig", table["sig"], str), validate=True)
     except ValueError as e:
         raise UsageFault("signature.sig is not base64", "expected 64 bytes in base64") from e
     if len(sig) != 64:
@@ -718,8 +548,7 @@ def typed(changes: Mapping[str, Any]) -> dict[str, Any]:
             raise gone(name)
         if name not in known:
             raise unknown(name, [*known])
-        rule = MANIFEST_RULES.get(name)
-        found[name] = check(name, from_text(value, known[name]), known[name], rule)
+        found[name] = known[name].check(known[name].read(value))
     return found
 
 

@@ -5,11 +5,10 @@ code. Nothing is described here: every text is the help, the docstring or the ru
 uses too.
 """
 
-import dataclasses
 import html
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,10 @@ from prometheus_client.core import Metric
 
 from cli import app
 from node.app.snapshot import gauges, sent_gauge, tasks_gauge, totals_of
-from node.config import ENVIRONMENT, NODE_RULES, NodeSettings
+from node.config import ENVIRONMENT, KNOWN, NodeSettings
 from node.config import SECTIONS as NODE_SECTIONS
-from node.core.tables import FieldRule, meanings, settings_of, type_sentence
-from node.manifest import GONE, MANIFEST_RULES
+from node.core.tables import Setting, settings_of
+from node.manifest import GONE
 from node.manifest import SECTIONS as MANIFEST_SECTIONS
 from node.telemetry.metrics import Metrics
 from protos import control_pb2
@@ -135,32 +134,16 @@ def value(held: Any) -> str:
     return code(item.as_string())
 
 
-def allowed(hint: Any, rule: FieldRule | None) -> str:
+def allowed(setting: Setting) -> str:
     """Values that a setting may have."""
-    kind = type_sentence(hint)
-    if rule is None:
-        return prose(kind)
-    if rule.choices:
-        return ", ".join(code(str(choice)) for choice in rule.choices)
-    return prose(f"{kind}, {rule.sentence}")
+    if setting.rule.choices:
+        return ", ".join(code(str(choice)) for choice in setting.rule.choices)
+    return prose(setting.range_sentence)
 
 
-def setting_rows(
-    section: str, kind: type, rules: Mapping[str, FieldRule]
-) -> Iterator[tuple[str, list[str]]]:
-    """Dotted name of each setting of a section, and its row: name, default, allowed, meaning."""
-    hints = settings_of({section: kind})
-    texts = meanings(kind)
-    made = kind()
-    for field in dataclasses.fields(kind):
-        name = f"{section}.{field.name}" if section else field.name
-        row = [
-            code(name),
-            value(getattr(made, field.name)),
-            allowed(hints[name], rules.get(name)),
-            prose(texts.get(field.name, "")),
-        ]
-        yield name, row
+def setting_row(setting: Setting) -> list[str]:
+    """Row of a setting: name, default, allowed, meaning."""
+    return [code(setting.name), value(setting.default), allowed(setting), prose(setting.text)]
 
 
 def about_of(kind: type) -> str:
@@ -172,7 +155,8 @@ def manifest() -> str:
     """The page of all settings of a run."""
     body = list[str]()
     for section, kind in MANIFEST_SECTIONS.items():
-        rows = [row for _, row in setting_rows(section, kind, MANIFEST_RULES)]
+        known = settings_of({section: kind})
+        rows = [setting_row(setting) for setting in known.values()]
         body += [f"## {section}", "", about_of(kind), ""]
         body += table(["setting", "default", "allowed", "meaning"], rows)
     body += ["## Settings that are gone", ""]
@@ -194,8 +178,10 @@ def settings() -> str:
     for section, kind in {"": NodeSettings, **NODE_SECTIONS}.items():
         body += [f"## {section or 'node'}", "", about_of(kind), ""]
         rows = list[list[str]]()
-        for name, row in setting_rows(section, kind, NODE_RULES):
-            rows.append([*row, ", ".join(code(one) for one in variables[name])])
+        for name, setting in KNOWN.items():
+            if name.rpartition(".")[0] == section:
+                environment = ", ".join(code(one) for one in variables[name])
+                rows.append([*setting_row(setting), environment])
         body += table(["setting", "default", "allowed", "meaning", "environment"], rows)
     about = (
         "Settings of one peer: flags first, then `TUTTI_*`, then the file that `--config` names, "

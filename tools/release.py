@@ -61,10 +61,33 @@ class Release:
         """The file of the wheel."""
         return self.out / f"tutti-{self.version}-py3-none-any.whl"
 
+    @property
+    def image(self) -> Path:
+        """The file of the image, before it is compressed."""
+        return self.out / f"tutti-{self.version}-image.tar"
+
+    @property
+    def bill(self) -> Path:
+        """The file of the bill of materials."""
+        return self.out / f"tutti-{self.version}.cdx.json"
+
+    @property
+    def names(self) -> set[str]:
+        """Names of all files that a release may have."""
+        image = f"{self.image.name}.gz"
+        sdist = f"tutti-{self.version}.tar.gz"
+        pins = {Path(name).name for name in PINS}
+        return {self.wheel.name, sdist, image, self.bill.name, NOTES, CHECKSUMS, *pins}
+
 
 def check_version(release: Release) -> None:
-    """Compare the version with the tag and with CHANGELOG.md. Raises ReleaseError if the tag names
-    another version, or if the changelog has no section for a version that is tagged."""
+    """Compare the version with the tag and with CHANGELOG.md, as the first step of a release.
+    Raises ReleaseError if the tag names another version, if the changelog has no section for a
+    version that is tagged, or if the directory of the release has files already: what an earlier
+    release left there would be published with this one."""
+    left = sorted(file.name for file in release.out.iterdir())
+    if left:
+        raise ReleaseError(f"{release.out} has {left[0]} already: remove what is there, or --out")
     if not release.tag:
         return
     if release.tag != f"v{release.version}":
@@ -98,9 +121,8 @@ def build_image(release: Release) -> None:
     image = f"tutti:{release.version}"
     index = f"TORCH_INDEX={release.torch_index}"
     _run(["docker", "build", "--build-arg", index, "--tag", image, str(release.source)])
-    file = release.out / f"tutti-{release.version}-image.tar"
-    _run(["docker", "save", "--output", str(file), image])
-    _run(["gzip", "--no-name", "--force", str(file)])
+    _run(["docker", "save", "--output", str(release.image), image])
+    _run(["gzip", "--no-name", "--force", str(release.image)])
 
 
 def write_bill(release: Release) -> None:
@@ -113,10 +135,9 @@ def write_bill(release: Release) -> None:
         listed = Path(folder) / "requirements.txt"
         listed.write_text("\n".join([pins, *torch]) + "\n", encoding="utf-8")
         project = release.source / "pyproject.toml"
-        bill = release.out / f"tutti-{release.version}.cdx.json"
         command = [sys.executable, "-m", "cyclonedx_py", "requirements", str(listed)]
         options = ["--pyproject", str(project), "--output-reproducible", "--validate"]
-        _run([*command, *options, "--output-format", "JSON", "--output-file", str(bill)])
+        _run([*command, *options, "--output-format", "JSON", "--output-file", str(release.bill)])
 
 
 def write_notes(release: Release) -> None:
@@ -130,8 +151,12 @@ def write_notes(release: Release) -> None:
 
 
 def write_checksums(release: Release) -> None:
-    """Write the SHA-256 of every other file, as ``sha256sum --check`` reads it."""
-    files = sorted(f for f in release.out.iterdir() if f.is_file() and f.name != CHECKSUMS)
+    """Write the SHA-256 of every other file, as ``sha256sum --check`` reads it. Raises ReleaseError
+    for a file that is none of this release."""
+    foreign = sorted(f.name for f in release.out.iterdir() if f.name not in release.names)
+    if foreign:
+        raise ReleaseError(f"{foreign[0]} in {release.out} is no file of {release.version}")
+    files = sorted(f for f in release.out.iterdir() if f.name != CHECKSUMS)
     lines = [f"{_sha256(file)}  {file.name}\n" for file in files]
     (release.out / CHECKSUMS).write_text("".join(lines), encoding="utf-8")
 

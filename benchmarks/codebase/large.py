@@ -67,11 +67,6 @@ CLASSES = (
     Excuse("node/model/settings.py", "ModelSettings", SECTION),
     Excuse("node/optim/settings.py", "OptimSettings", SECTION),
     Excuse(
-        "node/pipeline/hops/base.py",
-        "PipelineBase",
-        "the parts of a pipeline, which its hops share: one attribute a part",
-    ),
-    Excuse(
         "node/pipeline/machine.py",
         "PipelineMachine",
         UNCUT + "a state machine with the visits, places and credits of one plan",
@@ -179,11 +174,6 @@ FUNCTIONS = (
     Excuse("node/model/cost.py", "stage_bytes", "a formula: one argument a quantity"),
     Excuse("node/model/cost.py", "fits", "a formula: one argument a quantity"),
     Excuse("node/pipeline/frames.py", "frames", "a message of the wire: one argument a field"),
-    Excuse(
-        "node/pipeline/hops/base.py",
-        "PipelineBase.__init__",
-        "the assembly of a pipeline: one argument a part",
-    ),
     Excuse(
         "node/pipeline/service.py",
         "Pipeline.__init__",

@@ -28,7 +28,7 @@ from node.core.journey import Plan, Version
 from node.outer.forming import GroupFinder, Search
 from node.outer.notes import Acceptance
 from node.outer.window import WindowRound
-from node.pipeline.hops.sender import Sender
+from node.pipeline.hops.notes import Notes
 from protos import cells_pb2 as pb
 from protos import training_pb2 as training_pb
 
@@ -125,10 +125,10 @@ def withholds() -> None:
 def unnamed() -> None:
     """An origin that names no micro-batch as finished: the hops keep their shares."""
 
-    def keep(self: Sender, index: int, peers: tuple[PeerId, ...]) -> None:
+    def keep(self: Notes, index: int, peers: tuple[PeerId, ...]) -> None:
         pass
 
-    _bend(Sender, tell_counted=keep)
+    _bend(Notes, tell_counted=keep)
 
 
 def _gives(bent: Callable[[int, Mapping[str, Tensor]], dict[str, Tensor]]) -> None:

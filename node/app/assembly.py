@@ -346,7 +346,7 @@ async def assemble(
             config.checkpoint,
             ArchivePorts(
                 store,
-                lambda: OnDisk([version.epoch for version in here.versions()], here.stride),
+                lambda: OnDisk(here.versions(), here.newest, here.stride),
                 clock,
                 journal,
                 yield_to_others,

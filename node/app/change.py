@@ -6,7 +6,6 @@ The text is the signature in base64, a line feed, and the signed JSON. It names 
 worth nothing in another.
 """
 
-import base64
 import dataclasses
 import json
 from collections.abc import Collection
@@ -15,9 +14,10 @@ from typing import Any
 from node.averaging.strategies.outer import OuterSettings
 from node.consensus.rules import MAX_CHANGE, Rules
 from node.core.errors import Refused, Removed, UsageFault
-from node.core.tables import build, check
-from node.identity.keys import Identity, verify
-from node.manifest import GONE, MANIFEST_RULES, Manifest, gone, named
+from node.core.tables import build, check, settings_of
+from node.identity.keys import Identity
+from node.identity.signed_text import sign_text, signed_body
+from node.manifest import GONE, SECTIONS, Manifest, gone, named
 
 DOMAIN = "tutti/change/1"
 MAX_REVISION = 1 << 53
@@ -81,7 +81,7 @@ def signed(
         separators=(",", ":"),
         allow_nan=False,
     )
-    text = base64.b64encode(identity.sign(body.encode(), DOMAIN)).decode() + "\n" + body
+    text = sign_text(identity, body, DOMAIN)
     if len(text) > MAX_CHANGE:
         raise UsageFault(
             f"{len(revoked)} revoked peers do not fit into a change of {MAX_CHANGE} characters",
@@ -106,25 +106,19 @@ def read(manifest: Manifest, change: str) -> Rules:
         raise Refused(
             f"a change of {len(change)} characters, at most {MAX_CHANGE} are read", _AGAIN
         )
-    signature, _, body = change.partition("\n")
     try:
-        verify(
-            manifest.swarm.owner, body.encode(), base64.b64decode(signature, validate=True), DOMAIN
-        )
-        table: dict[str, Any] = json.loads(body)
+        table: dict[str, Any] = json.loads(signed_body(manifest.swarm.owner, change, DOMAIN))
         known = {"run", "revision", "cell", "outer"}
         if set(table) - {"revoked"} != known or table["run"] != manifest.run_id:
             raise Refused("a change of another run", _AGAIN)
-        revision = check("revision", table["revision"], int, None)
+        revision = check("revision", table["revision"], int)
         if not 0 < revision < MAX_REVISION:
             raise Refused(f"a change with the number {revision}", _AGAIN)
         for key in table["outer"]:
             if f"outer.{key}" in GONE:
                 raise gone(f"outer.{key}")
-        cell = check("averaging.cell", table["cell"], int | str, MANIFEST_RULES["averaging.cell"])
-        changed = _amended(
-            manifest, cell, build(OuterSettings, table["outer"], "outer", MANIFEST_RULES)
-        )
+        cell = settings_of(SECTIONS)["averaging.cell"].check(table["cell"])
+        changed = _amended(manifest, cell, build(OuterSettings, table["outer"], "outer"))
         revoked = frozenset(map(_marked, table.get("revoked", ())))
     except Removed as e:
         raise Refused(

@@ -36,7 +36,7 @@ from node.core.clock import CLOCK_S
 from node.core.errors import DISK_FULL, ExitCode, LocalFault
 from node.core.ids import ENDS
 from node.core.memory import resident
-from node.core.numbers import human
+from node.core.numbers import human, several
 from node.core.version import PROTOCOLS, VERSION
 from node.manifest import Manifest
 from node.telemetry.resources import memory_total
@@ -198,9 +198,9 @@ def versions(ours: NodeConfig) -> list[DoctorCheck]:
         apart = incompatible_peers(answer)
         live = [p for p in answer.peers if p.path != "self" and p.state not in GONE]
         for theirs, peers in apart.items():
-            cause = (
-                f"{len(peers)} of {len(live)} other peers speak {theirs}, this tutti {PROTOCOLS}"
-            )
+            verb = "speaks" if len(peers) == 1 else "speak"
+            who = f"{len(peers)} of {several(len(live), 'other peer')}"
+            cause = f"{who} {verb} {theirs}, this tutti {PROTOCOLS}"
             alone = len(live) == sum(map(len, apart.values()))
             found.append(fault("versions", cause, PROTOCOLS.advice(theirs), warning=not alone))
     torch = _installed("torch") or "?"

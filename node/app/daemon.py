@@ -10,6 +10,7 @@ import os
 import random
 import re
 import signal
+import socket
 import sys
 import time
 import warnings
@@ -38,7 +39,7 @@ from node.app.operator_service import OperatorService
 from node.app.peer import DRAIN_S, keep, leave
 from node.app.tuning import first_work, tune_meanwhile, worth
 from node.availability.machine import By
-from node.availability.words import PUBLIC
+from node.availability.words import PUBLIC, paused_words
 from node.config import NodeConfig
 from node.control.pledges import RENEW_S, Pledges
 from node.control.retries import (
@@ -68,21 +69,23 @@ from node.core.errors import (
 )
 from node.core.ids import ENDS, CellId, PeerId, stage_name
 from node.core.memory import keep_freed, of_files, resident
-from node.core.numbers import human
+from node.core.numbers import human, several
 from node.core.version import PROTOCOLS, VERSION, Protocols
 from node.dht.directory import Directory
 from node.dht.room import Company
 from node.identity.admission import admission_token
 from node.identity.invites import Invite, peer_of_address, scope_of
-from node.identity.keys import Identity
+from node.identity.keys import Identity, name_of
 from node.inference.forwarding import EndsService
 from node.manifest import Manifest
 from node.model.device import Device, give_all_back, set_threads
 from node.model.settings import DIGEST
 from node.orders.keeper import OrderKeeper, OrderPorts
-from node.orders.order import Order, RunEnded, Verb
+from node.orders.order import Order, RunEnded, Verb, ended, going_on
+from node.reach.interfaces import taken
 from node.reach.standing import Standing
 from node.telemetry.events import Event, JournalHandler
+from node.telemetry.metrics import HOST, Metrics
 from node.telemetry.resources import cores
 from node.telemetry.sinks import say
 from node.transport.addresses import multiaddr
@@ -94,6 +97,8 @@ would be searched whole after every few hundred new ones: a seventh of a busy da
 RETRY_S = 1.0
 KEEP_S = 10.0
 """Seconds between two choices of the peers to remember for the next start."""
+MOST_NAMES = 4096
+"""Number of names to remember, the newest."""
 KEEP_PEERS = 8
 """Number of peers to remember for the next start."""
 GOODBYE_S = 1.0
@@ -152,7 +157,7 @@ class Daemon(Node):
         try:
             await control.start()
             if self.config.node.metrics_port >= 0:
-                self.metrics_url = self.metrics.serve(self.config.node.metrics_port)
+                self.metrics_url = serve_metrics(self.metrics, self.config.node.metrics_port)
             self.transport.asking.answerer = self.view.answer
             logging.getLogger().handlers[:] = [JournalHandler(self.journal)]
             faulthandler.enable()
@@ -172,6 +177,7 @@ class Daemon(Node):
         if self.manifest is None and self.invite is not None:
             self.step = "asks the peers of the invite for the manifest of the run"
             self.manifest = await self._find_manifest(self.invite)
+        self._check_not_ended()
         solo = self._solo()
         self._banner(solo)
         self.tasks.spawn(self.view.keep_telling(), "telling", eternal=True)
@@ -246,7 +252,7 @@ class Daemon(Node):
         await self._until_open(presence)
         if not solo and self._may_host_all() and not self.config.moved:
             self.step = "looks for other peers that host this run"
-            solo = await self.alone(presence, self.manifest, self._own_children())
+            solo = await self.alone(presence, self.manifest, self.own_children())
             if solo:
                 text = "no other peer hosts this run: all stages run here until others join"
                 self.journal.emit("daemon", "solo", text)
@@ -294,8 +300,27 @@ class Daemon(Node):
         await orders.look()
         self.orders = orders
         if orders.ended and orders.known is not None and self.role != "rendezvous":
-            raise RunEnded(orders.known)
+            raise RunEnded(orders.known, self._after_end(manifest))
         self.tasks.spawn(orders.run(), "orders", eternal=True)
+
+    def _check_not_ended(self) -> None:
+        """Raises RunEnded where this peer knows already that the run has ended. A rendezvous goes
+        on and tells others so."""
+        m = self.manifest
+        if m is None or self.role == "rendezvous":
+            return
+        for text in (self.told_order, self.config.order(m.run_id)):
+            if order := ended(m.run_id, m.swarm.owner, text, self.clock.wall()):
+                self.config.keep_order(m.run_id, order.text)
+                raise RunEnded(order, self._after_end(m))
+
+    def _after_end(self, manifest: Manifest) -> str:
+        """Advice for this machine's people after the end of the run, "" for other peers than the
+        owner's."""
+        if manifest.swarm.owner != self.identity.peer_id:
+            return ""
+        file = str(self.config.manifest_path(manifest.run_id))
+        return going_on(manifest.training.epochs, file)
 
     def _obey(self, order: Order) -> None:
         """An order of the run's owner is in force."""
@@ -313,7 +338,7 @@ class Daemon(Node):
 
     async def _end_with_run(self, order: Order) -> None:
         """Finish the epoch under way and end, with the last state on the disk."""
-        why = f"the run was ended {order.words(self.clock.wall())}"
+        why = f"the run {order.sentence(self.clock.wall())}"
         async with self._changing:
             a = self.assembled
             if a is not None and a.training.started and not self.going:
@@ -324,13 +349,13 @@ class Daemon(Node):
                 if not await self._say_goodbye(a, why, self._epoch_s(), hands_over=False):
                     text = "the epoch did not end in time; ends all the same"
                     self.journal.emit("daemon", "run-end-hasty", text, "warning")
-        where = ""
-        if self.manifest is not None:
-            where = f" under {self.config.checkpoint_dir(self.manifest.run_id)}"
-        text = (
-            f"{why}; the last epoch of this stage is kept{where}. The owner goes on from it, and "
-            "exports the model, with  tutti swarm init --continue swarm.toml  and  tutti export DIR"
-        )
+        text = why
+        m = self.manifest
+        if m is not None:
+            where = self.config.checkpoint_dir(m.run_id)
+            text = f"{why}; the last epoch of this stage is kept under {where}"
+            if step := self._after_end(m):
+                text += f"; {step}"
         self.journal.emit("daemon", "run-ended", text)
         self.stop(why)
 
@@ -356,10 +381,11 @@ class Daemon(Node):
         self.tasks.spawn(keeper.run(), "availability", eternal=True)
         if keeper.paused is None:
             return
-        text = f"starts paused {keeper.reason}"
+        text = f"starts {paused_words(keeper.reason)}"
         if keeper.paused.by is not By.RUN:
             text += "; go on with  tutti resume"
         self.journal.emit("daemon", "paused", text)
+        self.view.recall_epoch()
         self.paused = keeper.public_reason
         self.put_away.set()
         presence.announce(self.body)
@@ -424,7 +450,8 @@ class Daemon(Node):
             return False
         self.pausing = True
         presence.changed()
-        self.journal.emit("daemon", "pausing", f"pauses {self.availability.reason}")
+        why = paused_words(self.availability.reason)
+        self.journal.emit("daemon", "pausing", f"leaves its stage, {why}")
         before = resident(os.getpid())
         if host is not None and not host.done():
             host.cancel()
@@ -455,7 +482,7 @@ class Daemon(Node):
         )
         if not kept:
             self.given_back += "; the newest epochs are not on this disk"
-        text = f"paused {self.availability.reason}: {self.given_back}"
+        text = f"{paused_words(self.availability.reason)}: {self.given_back}"
         self.journal.emit("daemon", "paused", text, seconds=round(seconds, 3))
         self.put_away.set()
         presence.changed()
@@ -473,7 +500,7 @@ class Daemon(Node):
             seconds = 0.0
         if self.hasty_pause:
             seconds = 0.0
-        why = f"pauses {self.availability.public_reason}"
+        why = paused_words(self.availability.public_reason)
         if not await self._say_goodbye(a, why, max(GOODBYE_S, seconds), hands_over=not by_run):
             text = "leaves before the epoch ended and its state was fetched by others"
             self.journal.emit("daemon", "pause-hasty", text)
@@ -507,7 +534,7 @@ class Daemon(Node):
         kept = True
         a = self.assembled
         if a is not None:
-            await self._end_training(a, f"pauses {self.availability.reason}")
+            await self._end_training(a, paused_words(self.availability.reason))
         ask_to_end(self.children)
         await self.stage_tasks.close()
         self.transport.vacate()
@@ -515,6 +542,7 @@ class Daemon(Node):
             kept = await keep(a, self.journal, always=self._is_last_keeper())
             await self._archive_last()
             await _close_services(a)
+            self.view.tally.gave_up(a)
         self.assembled = None
         await asyncio.to_thread(stop_all, self.children)
         self.children.clear()
@@ -888,7 +916,7 @@ class Daemon(Node):
     def _child_home(self, stage: int) -> Path:
         return self.config.home / "local" / f"stage-{stage}"
 
-    def _own_children(self) -> set[PeerId]:
+    def own_children(self) -> set[PeerId]:
         """Peers that host the block stages of a solo swarm of this home, now or at an earlier
         start."""
         found = set[PeerId]()
@@ -937,8 +965,8 @@ class Daemon(Node):
             )
         seconds = time.monotonic() - began
         raise NetworkFault(
-            f"cannot join: none of {len(peers)} peers of the invite answered ({seconds:.0f} "
-            f"s){listed}",
+            f"cannot join: none of {several(len(peers), 'peer')} of the invite answered "
+            f"({seconds:.0f} s){listed}",
             "ask for a fresh invite, or see what is wrong with  tutti doctor net INVITE",
         )
 
@@ -1015,8 +1043,15 @@ class Daemon(Node):
 
     async def _keep_acquaintances(self, manifest: Manifest) -> None:
         kept: list[str] = []
+        named = self.config.names(manifest.run_id)
         while True:
             await asyncio.sleep(KEEP_S)
+            known = self.journal.names.everybody()
+            names = {peer: name for peer, name in named.items() if peer not in known}
+            names |= announced(known)
+            if names != named:
+                named = dict(tuple(names.items())[-MOST_NAMES:])
+                await asyncio.to_thread(self.config.keep_names, manifest.run_id, named)
             found = self.open_peers()[:KEEP_PEERS]
             if found and found != kept:
                 kept = found
@@ -1077,6 +1112,20 @@ class Daemon(Node):
             everywhere=not self.config.transport.host,
         )
         say("\n".join(lines))
+
+
+def serve_metrics(metrics: Metrics, port: int) -> str:
+    """Serve the metrics page; returns its URL. Raises NetworkFault for a port that is taken."""
+    try:
+        return metrics.serve(port)
+    except OSError as e:
+        why = e.strerror or str(e)
+        raise taken(HOST, port, "--metrics-port PORT", socket.SOCK_STREAM, why) from e
+
+
+def announced(names: Mapping[PeerId, str]) -> dict[PeerId, str]:
+    """Names that were chosen by people. A peer without one has the name of its key."""
+    return {peer: name for peer, name in names.items() if name != name_of(peer)}
 
 
 async def _close_services(a: Assembled) -> None:

@@ -9,7 +9,7 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from node.app import checks as local
@@ -20,6 +20,7 @@ from node.control import doctor as net
 from node.control.client import ControlClient
 from node.control.doctor import Checkup
 from node.core.errors import ExitCode, LocalFault, NotRunning
+from node.core.home import pasteable
 from protos.control_pb2 import ReachReport
 
 SLOW_S = 1.0
@@ -72,19 +73,23 @@ def run(
     fix: bool,
     verbose: bool,
     as_json: bool,
+    home_flag: str = "",
 ) -> int:
     """Run the checks and show them. A check that cannot run raises LocalFault if it is the only
-    one; among others this is a finding."""
+    one; among others this is a finding. ``home_flag``: the home as the command line has named it,
+    for commands in the advice."""
     report = Report()
     width = max(40, shutil.get_terminal_size().columns)
     for name in wanted:
         with _says_when_slow(name, quiet=as_json):
             found = _check(report, ours, name, places, fix=fix, alone=len(wanted) == 1)
+        found = [_with_home(one, home_flag) for one in found]
         report.checks += found
         if not as_json:
-            _print(local.lines(found, width, verbose))
+            shown = local.lines(found, width, verbose)
             if name == "net":
-                _print(_net_lines(report))
+                shown += _net_lines(report)
+            _print(shown)
     code = report.code("net" in wanted)
     if as_json:
         _say_document(report, wanted, code)
@@ -109,11 +114,20 @@ def _check(
         with contextlib.suppress(NotRunning):
             with ControlClient(ours.control_socket, home=ours.home) as client:
                 report.reach = client.reach()
+        if report.checkup is not None and report.reach is not None:
+            report.checkup = net.beside_peers(report.checkup, report.reach)
         return []
     except LocalFault as e:
         if alone:
             raise
         return [local.blocked(name, e)]
+
+
+def _with_home(check: DoctorCheck, home_flag: str) -> DoctorCheck:
+    """The finding, with commands that name this home."""
+    finding = check.finding
+    fix = pasteable(finding.fix, home_flag)
+    return replace(check, finding=replace(finding, fix=fix))
 
 
 def _net_lines(report: Report) -> list[str]:

@@ -31,7 +31,7 @@ from node.control.doctor import LIMIT_S, Checkup, examine
 from node.control.retries import ATTEMPT_S, Busy, GiveUp, Retries, busy_s
 from node.control.sockets import listener
 from node.control.text import consent_lines
-from node.control.words import bits, clean, several
+from node.control.words import bits, clean
 from node.core import interrupts
 from node.core.errors import (
     ExitCode,
@@ -43,7 +43,7 @@ from node.core.errors import (
     WireError,
 )
 from node.core.ids import ENDS, PeerId, RunId, short
-from node.core.numbers import human
+from node.core.numbers import human, several
 from node.core.version import PROTOCOLS
 from node.data.places import check_not_saved, directory, named_for_one_run, tokenizer_file
 from node.data.settings import Places
@@ -52,8 +52,7 @@ from node.identity.invites import Invite, fitting_addresses, is_invite, within_l
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended, read_manifest
 from node.model.shapes import layers_said
-from node.orders.order import RunEnded, Verb
-from node.orders.order import read as read_order
+from node.orders.order import RunEnded, Verb, read_all
 from protos.ask_pb2 import Answer, Ask, AskManifest, AskPeers, PeersAnswer
 
 if TYPE_CHECKING:
@@ -624,23 +623,25 @@ def look(ours: NodeConfig, *places: str, joins: bool = False) -> tuple[Manifest,
 
 
 def _heed(manifest: Manifest, text: str, joins: bool) -> None:
-    """Print what the run's owner has ordered, if a peer has told an order. Raises RunEnded for an
-    end if this machine ``joins``."""
+    """Print what the run's owner has ordered, if a peer has told orders. Raises RunEnded for an end
+    that is in force if this machine ``joins``."""
     if not text:
         return
     try:
-        order = read_order(manifest.run_id, manifest.swarm.owner, text)
+        orders = read_all(manifest.run_id, manifest.swarm.owner, text)
     except Refused:
         return  # the peer made it up
-    if order.verb is Verb.END and joins:
-        raise RunEnded(order)
-    done = {Verb.PAUSE: "paused", Verb.END: "ended"}.get(order.verb)
-    if done is None:
-        return
-    waits = ""
-    if order.verb is Verb.PAUSE:
-        waits = "; a peer that joins waits until the owner lets it go on"
-    print(f"the run is {done} {order.words(time.time())}{waits}", file=sys.stderr)
+    wall = time.time()
+    for order in orders:
+        begun = order.begins <= wall
+        if order.verb is Verb.END and begun and joins:
+            raise RunEnded(order)
+        if order.verb is Verb.RESUME:
+            continue
+        waits = ""
+        if order.verb is Verb.PAUSE:
+            waits = "; a peer that joins waits until the owner lets it go on"
+        print(f"the run {order.sentence(wall)}{waits}", file=sys.stderr)
 
 
 def _await_answer(places: tuple[str, ...], question: Ask, seed: bytes) -> Answer:

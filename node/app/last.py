@@ -14,6 +14,9 @@ from node.config import NodeConfig
 from node.control.words import clean, span
 from node.core.errors import LocalFault
 from node.core.ids import ENDS, short_cell, stage_name
+from node.identity.keys import Identity
+from node.manifest import Manifest
+from node.orders.order import RunEnded, ended, going_on
 
 TAIL = 1 << 18
 """Bytes at the end of the event file that are looked at."""
@@ -38,6 +41,8 @@ class LastKnown:
     of: int = 0
     at: float = 0.0
     why: str = ""
+    next_step: str = ""
+    """Advice for a run that its owner has ended; "" for one that can be started."""
 
     def document(self) -> dict[str, Any]:
         """The same as JSON-ready values."""
@@ -78,18 +83,31 @@ def last_known(config: NodeConfig) -> LastKnown:
         return LastKnown(at=at, why=why)
     manifest = known[0]
     run_id = manifest.run_id
+    next_step = ""
+    order = ended(run_id, manifest.swarm.owner, config.order(run_id), time.time())
+    if order is not None:
+        if _is_owner(config, manifest):
+            next_step = going_on(manifest.training.epochs, str(config.manifest_path(run_id)))
+        next_step = RunEnded(order, next_step).next_step
     return LastKnown(
         run_id=run_id,
         swarm=manifest.swarm.name,
         cell=config.cell(run_id),
-        epochs=tuple(sorted(_epochs(config.checkpoint_dir(run_id)))),
+        epochs=tuple(sorted(epochs_on_disk(config.checkpoint_dir(run_id)))),
         of=manifest.training.epochs,
         at=at,
         why=why,
+        next_step=next_step,
     )
 
 
-def _epochs(checkpoints: Path) -> Iterator[tuple[int, int]]:
+def _is_owner(config: NodeConfig, manifest: Manifest) -> bool:
+    with contextlib.suppress(LocalFault):
+        return Identity.load(config.identity_path).peer_id == manifest.swarm.owner
+    return False
+
+
+def epochs_on_disk(checkpoints: Path) -> Iterator[tuple[int, int]]:
     """Stage and newest epoch of the checkpoints in a directory."""
     for stage, where in _numbered(checkpoints, _STAGE):
         epochs = [epoch for epoch, _ in _numbered(where, _EPOCH)]

@@ -22,7 +22,7 @@ from node.checkpoint.archive.keeper import ArchiveKeeper
 from node.config import NodeConfig
 from node.core.clock import Since, SystemClock
 from node.core.errors import LocalFault, NetworkFault, ProtocolMismatch, Refused
-from node.core.home import expanded
+from node.core.home import expanded, pasteable
 from node.core.ids import PeerId, RunId
 from node.core.memory import most_resident, resident
 from node.core.version import OLDEST_PROTOCOL, PROTOCOL, VERSION, Protocols
@@ -62,7 +62,8 @@ class Node(Peer[Assembled]):
             JsonlSink(config.events_path),
             StreamSink(sys.stderr, config.node.log_format, level=config.node.log_level),
         ]
-        super().__init__(config.open_to, SystemClock(), Journal(sinks), manifest, self._failed)
+        journal = Journal(sinks, finish=partial(pasteable, home_flag=config.home_flag))
+        super().__init__(config.open_to, SystemClock(), journal, manifest, self._failed)
         self.config = config
         self.invite = invite
         self.role = config.node.role
@@ -119,6 +120,11 @@ class Node(Peer[Assembled]):
         """Stages that daemons of this machine are loading for this one, with the monotonic time at
         which they began."""
         return {}
+
+    def own_children(self) -> set[PeerId]:
+        """Peers that host the block stages of a solo swarm of this home, now or at an earlier
+        start."""
+        return set()
 
     def stop(self, why: str) -> None:
         """End soon, in order. The first reason counts; where it is a move, the next one makes this

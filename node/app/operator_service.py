@@ -12,6 +12,7 @@ from node.app.export.exporter import Exporter
 from node.app.node import Node
 from node.app.snapshot import SnapshotBuilder
 from node.availability.machine import By
+from node.availability.words import is_paused, paused_words
 from node.control.naming import resolve
 from node.control.service import Window, as_event
 from node.core.errors import (
@@ -22,7 +23,9 @@ from node.core.errors import (
     Refused,
     UsageFault,
 )
+from node.core.home import pasteable
 from node.core.ids import ENDS, PeerId
+from node.core.journey import Losses
 from node.identity.invites import Invite, fitting_addresses, only_on, peer_of_address
 from node.inference import at_ends, forwarding
 from node.manifest import Manifest
@@ -73,8 +76,8 @@ class OperatorService(SnapshotBuilder, Window):
             self._d.gate.admit(peer, getattr(question, kind).admission, self._d.clock.wall())
         if kind == "manifest" and m is not None and question.manifest.run_id in ("", m.run_id):
             order = ""
-            if self._d.orders is not None and self._d.orders.known is not None:
-                order = self._d.orders.known.text
+            if self._d.orders is not None:
+                order = self._d.orders.text
             return ask.Answer(manifest=ask.ManifestAnswer(toml=self._text(m), order=order))
         if kind == "peers":
             return ask.Answer(peers=await self._answer_peers(question.peers.call))
@@ -187,10 +190,10 @@ class OperatorService(SnapshotBuilder, Window):
             if d.ending or d.availability.paused is None:
                 raise NetworkFault(f"not paused: this daemon is {d.state}", "see  tutti status")
             await asyncio.sleep(PAUSED_LOOK_S)
-        text = f"paused {d.availability.reason}"
+        text = paused_words(d.availability.reason)
         if d.given_back:
             text += f": {d.given_back}"
-        return text
+        return pasteable(text, d.config.home_flag)
 
     def resume(self) -> str:
         """Work again at once, unless the run's owner pauses the run. Raises UsageFault for a daemon
@@ -200,7 +203,7 @@ class OperatorService(SnapshotBuilder, Window):
             raise UsageFault("this daemon is not paused", "see what it does with  tutti status")
         if d.availability.paused.by is By.RUN:
             raise UsageFault(
-                f"the run is paused {d.availability.reason}",
+                f"the run {is_paused(d.availability.reason)}",
                 "its owner lets it go on:  tutti swarm resume",
             )
         try:
@@ -211,8 +214,10 @@ class OperatorService(SnapshotBuilder, Window):
                 f"remove {d.config.pause_path}",
             ) from e
         if d.availability.paused is not None:
-            return f"stays paused {d.availability.reason}"
-        return "goes on: it takes its stage back; see  tutti status"
+            text = f"stays {paused_words(d.availability.reason)}"
+        else:
+            text = "goes on: it takes its stage back; see  tutti status"
+        return pasteable(text, d.config.home_flag)
 
     # ----------------------------------------------------------- the model
 
@@ -261,7 +266,7 @@ class OperatorService(SnapshotBuilder, Window):
             step = "go on:  tutti resume"
             if self._d.availability.paused_by_run:
                 step = "the run's owner lets it go on with  tutti swarm resume"
-            raise NetworkFault(f"this daemon is paused {self._d.availability.reason}", step)
+            raise NetworkFault(f"this daemon {is_paused(self._d.availability.reason)}", step)
         if self._d.assembled is None:
             raise NetworkFault(
                 "the daemon has not joined yet", "try again when tutti status says ready"
@@ -294,10 +299,17 @@ class OperatorService(SnapshotBuilder, Window):
                 "another export is under way at this daemon",
                 "wait for its end, or end it with Ctrl-C",
             )
-        exporter = Exporter(a, d.transport, d.config, self._hosts, request)
+        exporter = Exporter(
+            a, d.transport, d.config, self._hosts, request, losses=self._last_losses()
+        )
         async with self._exporting, contextlib.aclosing(exporter.run()) as news:
             async for kind, text, fields in news:
                 yield as_event(Event(d.clock.wall(), "info", "export", kind, text, fields))
+
+    def _last_losses(self) -> Losses:
+        """The newest losses that this peer has heard of: the first plan after a pause has none."""
+        shown = self.tally.shown
+        return Losses(shown.loss, shown.loss_val)
 
     def _hosts(self, stage: int) -> list[PeerId]:
         """Other peers that host a stage, as the directory shows them."""

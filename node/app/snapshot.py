@@ -9,23 +9,29 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from node.app.assembly import Assembled
 from node.app.capacity import PROCESS, stage_demands
+from node.app.last import epochs_on_disk
 from node.app.node import Node
 from node.app.progress import Progress
+from node.availability.machine import By
+from node.availability.words import PUBLIC
 from node.control.causes import STALL_S, Cause, Situation, cause
-from node.control.text import doing
+from node.control.text import ABSENT, doing
 from node.control.words import lasting
 from node.coordinator.presence import LEAVING
 from node.coordinator.service import Training
 from node.coordinator.vitals import Life
+from node.core.contention import Contention
+from node.core.home import pasteable
 from node.core.ids import ENDS, CellId, PeerId, RunId, short, stage_name
 from node.core.journey import Losses, Plan
-from node.core.numbers import human
+from node.core.numbers import human, several
 from node.core.version import VERSION
 from node.dht.record import PeerBody
 from node.epoch.pace import WAY_TIMEOUT_S
@@ -34,10 +40,12 @@ from node.fine_tuning import worse
 from node.manifest import Manifest
 from node.outer.service import CellMeetings, CellTally
 from node.pipeline.rounding import NOTHING_SENT, Rounding
+from node.reach.interfaces import InterfaceKind, address_kinds
 from node.scheduler.costs import Costs
 from node.scheduler.reasons import reasons
 from node.telemetry.events import EPOCH
 from node.telemetry.history import EpochLine, History
+from node.transport.addresses import host_of
 from node.transport.port import PeerLink
 from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
@@ -57,6 +65,10 @@ NEWS_S = 5.0
 """Seconds between two looks for a new activity."""
 FULL = 16 << 20
 """Bytes: a disk that has less is full."""
+PAUSED_APART_S = 30.0
+"""Seconds before an order to pause is in force here within which a peer that went has obeyed it:
+clocks differ."""
+LOOPBACK = {"127.0.0.1", "::1"}
 WORKERS = 256
 """Most peers in an answer about the history, each with its work at one stage."""
 MEASURE_S = 5.0
@@ -73,6 +85,12 @@ class Tally:
         self.cpu_began = -1.0
         self.forecast_s = self.last_said_s = self.last_took_s = 0.0
         self.progress = Progress()
+        self.held = 0
+        """Epoch of the parameters that this peer gave up with its last stage."""
+        self.worked = 0
+        """Micro-batches at stages that this peer has given up since its daemon started."""
+        self.last_work = 0.0
+        """Monotonic second of the last work at such a stage."""
         self._cell: CellId | None = None
         self._epoch = -1
         self._at = 0.0
@@ -82,6 +100,15 @@ class Tally:
         if not self._at:
             return 0.0
         return max(0.0, self._at + self.forecast_s - now)
+
+    def gave_up(self, a: Assembled) -> None:
+        """This peer gives its stage up for a pause: keep its counts. The speed is measured anew
+        afterwards."""
+        self.progress.restart()
+        self.held = max(0, a.stage.version.epoch)
+        if a.meter.micro_batches:
+            self.worked += a.meter.micro_batches
+            self.last_work = a.meter.last_work
 
     def planned(self, plan: Plan, now: float) -> float:
         """Take over the report of a new plan on the epoch before it. Returns the seconds that this
@@ -178,6 +205,10 @@ class SnapshotBuilder:
         """Peers of which the journal has said that they are silent."""
         self._disk = ""
         """A sentence about the disk of the home, while it is full."""
+        self._contention = Contention()
+        self._contended = 0.0
+        """Share of the time for which threads waited for a processor at the last look for news; 0
+        while nothing is wrong."""
         self._told_last: pb.Snapshot | None = None
         """The snapshot of the last look for news."""
 
@@ -230,12 +261,16 @@ class SnapshotBuilder:
             paused_by_run=d.availability.paused_by_run,
         )
         s.MergeFrom(t.shown)
+        if t.worked:
+            s.micro_batches = t.worked
+            s.last_work_s = max(0.0, time.monotonic() - t.last_work)
         if d.place is not None:
             s.stage = d.place
             s.placed = True
         if manifest is not None:
-            left_s, s.left_over_s = t.progress.left(manifest.training.epochs, time.monotonic())
-            s.left_s = left_s
+            if d.state not in ABSENT:
+                left_s, s.left_over_s = t.progress.left(manifest.training.epochs, time.monotonic())
+                s.left_s = left_s
             s.warmup = manifest.optimizer.warmup
         if d.assembled is not None and manifest is not None:
             s.MergeFrom(self._work(d.assembled, manifest))
@@ -244,8 +279,8 @@ class SnapshotBuilder:
                 s.warnings.insert(0, trouble)
         found = self._cause(s)
         s.cause = found.kind
-        s.reason = found.what
-        s.next_step = found.step
+        s.reason = pasteable(found.what, d.config.home_flag)
+        s.next_step = pasteable(found.step, d.config.home_flag)
         s.healthy = not found.kind or found.usual
         return s
 
@@ -326,7 +361,7 @@ class SnapshotBuilder:
                 )
                 for peer, sent in a.pipeline.rounding.peers().items()
             ],
-            micro_batches=a.meter.micro_batches,
+            micro_batches=self.tally.worked + a.meter.micro_batches,
             last_work_s=max(0.0, time.monotonic() - a.meter.last_work),
             time_s=d.metrics.totals(),
             round=pb.RoundLine(
@@ -359,8 +394,8 @@ class SnapshotBuilder:
         if given_up := training.following.past.given_up_epochs:
             tokens = training.following.past.given_up_tokens
             s.warnings.append(
-                f"{given_up} epochs ({tokens} tokens) of this side were discarded when the two "
-                "sides of a partition met"
+                f"the two sides of a partition met: {several(given_up, 'epoch')} of this one "
+                f"({tokens} tokens) discarded"
             )
         s.warnings.extend(self._troubles)
         if d.archive is not None and d.archive.trouble:
@@ -368,9 +403,13 @@ class SnapshotBuilder:
         if refused := d.transport.refusals.line():
             s.warnings.append(refused)
         if n := a.pipeline.math.slice:
-            s.warnings.append(f"memory ran out: {n} sequences are computed at once; see --memory")
+            s.warnings.append(
+                f"memory ran out: computes {several(n, 'sequence')} at once; see --memory"
+            )
         if times := work.engines.owner.singly:
-            s.warnings.append(f"memory ran out in {times} steps, which took one matrix at a time")
+            s.warnings.append(
+                f"memory ran out in {several(times, 'step')}, which took one matrix at a time"
+            )
         if s.replicas == 1 and m.training.epochs > s.epoch:
             what = "the ends have"
             if here != ENDS:
@@ -497,10 +536,22 @@ class SnapshotBuilder:
             children=tuple(sorted(loading)),
             children_s=now - max(loading.values(), default=now),
             unreached=unreached,
+            beside=frozenset(p for p in unreached if self._on_this_machine(p)),
+            contended=self._contended,
             ways_had_time=s.up_s >= 2 * WAY_TIMEOUT_S,
             idle_s=idle_s,
             idle_most_s=max(STALL_S, STALL_EPOCHS * expected, _allowed(a, d.manifest)),
         )
+
+    def _on_this_machine(self, peer: PeerId) -> bool:
+        """Return True if a peer announces an address of this machine that other machines have
+        not."""
+        presence = self._d.presence
+        if presence is None:
+            return False
+        hosts = {host_of(address) for address in presence.addresses(peer)} - {""}
+        own = {a for a, kind in address_kinds().items() if kind < InterfaceKind.TUNNEL}
+        return not own.isdisjoint(hosts) or (bool(hosts) and hosts <= LOOPBACK)
 
     def _archive(self) -> pb.ArchiveLine | None:
         """The copies of this peer's checkpoints; None where none are made."""
@@ -519,17 +570,18 @@ class SnapshotBuilder:
         )
 
     def _order(self) -> pb.OrderLine | None:
-        """The newest order of the run's owner; None for none."""
+        """The order of the run's owner that outranks the others, with the largest number of all;
+        None for none."""
         orders = self._d.orders
         if orders is None or orders.known is None:
             return None
         known = orders.known
         return pb.OrderLine(
-            number=known.number,
+            number=orders.number,
             verb=known.verb.value,
             reason=known.reason,
             begins=known.begins,
-            in_force=known == orders.orders.in_force,
+            in_force=known in orders.orders.obeyed,
         )
 
     def _paused(self) -> str:
@@ -553,17 +605,37 @@ class SnapshotBuilder:
     def _swarm(self, m: Manifest | None) -> ask.SwarmLine | None:
         if m is None:
             return None
-        epoch = 0
-        if self._d.assembled:
-            epoch = max(0, self._d.assembled.stage.version.epoch)
         return ask.SwarmLine(
             name=m.swarm.name,
             run_id=m.run_id,
-            epoch=epoch,
+            epoch=self._run_epoch(m),
             epochs=m.training.epochs,
             loss=self.tally.shown.loss,
             stages=m.pipeline.stages,
         )
+
+    def recall_epoch(self) -> None:
+        """This peer starts paused: show the epoch of its checkpoints until others tell a later
+        one."""
+        if self._d.manifest is None:
+            return
+        checkpoints = self._d.config.checkpoint_dir(self._d.manifest.run_id)
+        epochs = [epoch for _, epoch in epochs_on_disk(checkpoints)]
+        self.tally.held = max(epochs, default=0)
+
+    def _run_epoch(self, m: Manifest) -> int:
+        """Epoch of the run. A peer without parameters goes by the records of others that have some,
+        the middle one of them, so that a single record decides nothing; where none is in sight, by
+        the parameters that it had."""
+        d = self._d
+        if d.assembled is not None and d.assembled.stage.version.epoch > 0:
+            return d.assembled.stage.version.epoch
+        told = list[int]()
+        if d.presence is not None:
+            told = [e.body.epoch for e in d.presence.view.others.values() if e.body.epoch > 0]
+        if not told:
+            return self.tally.held
+        return min(median_high(told), m.training.epochs)
 
     # ----------------------------------------------------------- history
 
@@ -713,6 +785,10 @@ class SnapshotBuilder:
         told = 0.0
         while True:
             self._tell_silence()
+            if self._told_last is None or self._told_last.healthy:
+                self._contended = self._contention.rest()
+            else:
+                self._contended = self._contention.share()
             self._told_last = self.snapshot()
             word, text = doing(self._told_last)
             now = time.monotonic()
@@ -810,6 +886,7 @@ class SnapshotBuilder:
             life, silent_s = self._life(peer, link, now)
             if life is not Life.LIVES and not body.paused:
                 body = replace(body, state=life.value, tokens_per_s=0.0)
+            body = self._as_paused(peer, body, wall=now)
             if life in (Life.LOST, Life.LEFT):
                 seen_s = silent_s
             answer.peers.append(
@@ -831,8 +908,27 @@ class SnapshotBuilder:
             withdrawn = entry.not_after > since or entry.body.state in LEAVING
             state = "left" if withdrawn else "lost"
             body = replace(entry.body, state=state, tokens_per_s=0.0)
+            if withdrawn:
+                body = self._as_paused(peer, body, wall=since)
             answer.peers.append(_peer_line(peer, body, seen_s=max(0.0, now - since)))
         return answer
+
+    def _as_paused(self, peer: PeerId, body: PeerBody, *, wall: float) -> PeerBody:
+        """The record of a peer that went at ``wall``. A peer that pauses with this one, by an order
+        of the run's owner to all or as its child, is shown as paused."""
+        d = self._d
+        gone = body.state in (*LEAVING, "left")
+        if not gone or not (d.paused or d.pausing):
+            return body
+        by = ""
+        since = d.availability.run_paused_at
+        if since and wall >= since - PAUSED_APART_S:
+            by = PUBLIC[By.RUN]
+        elif peer in d.own_children():
+            by = d.availability.public_reason
+        if not by:
+            return body
+        return replace(body, state="paused", paused=by, tokens_per_s=0.0)
 
     def _life(self, peer: PeerId, link: PeerLink, wall: float) -> tuple[Life, float]:
         """The signs of life of a peer. A connection that was made after the evidence against it is

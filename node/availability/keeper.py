@@ -30,7 +30,7 @@ from node.availability.machine import (
 )
 from node.availability.settings import AvailabilitySettings
 from node.availability.usage import Usage, UsageMeter
-from node.availability.words import PUBLIC, reason
+from node.availability.words import PUBLIC, is_paused, paused_words, reason
 from node.core.clock import ClockReading
 from node.telemetry.events import Journal
 
@@ -141,7 +141,7 @@ class AvailabilityKeeper:
         said = reason(self.paused, self._ends_at)
         by_run = self.machine.by_run
         if by_run is not None and self.paused.by is not By.RUN:
-            said += f"; the run is paused {reason(by_run, None)}"
+            said += f"; the run {is_paused(reason(by_run, None))}"
         return said
 
     @property
@@ -191,6 +191,14 @@ class AvailabilityKeeper:
         """True while the run's owner pauses the run, whatever else pauses this daemon."""
         return self.machine.by_run is not None
 
+    @property
+    def run_paused_at(self) -> float:
+        """Unix second from which the run's owner pauses the run; 0 while the run is not paused."""
+        by_run = self.machine.by_run
+        if by_run is None:
+            return 0.0
+        return by_run.since
+
     def failed(self, why: str) -> None:
         """The daemon could not take its stage back, because others have the memory."""
         self._feed(ReturnFailed(why))
@@ -224,7 +232,7 @@ class AvailabilityKeeper:
             self._follow()
             said = "goes on: nothing pauses this daemon any more"
             if isinstance(action, Close):
-                said = f"paused {self.reason}"
+                said = paused_words(self.reason)
             self._journal.emit("daemon", "availability", said)
             self.on_change()
 

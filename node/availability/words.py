@@ -19,6 +19,8 @@ PUBLIC: Mapping[By, str] = {
 """Reasons for other peers. They name no program and no time, which are nobody's business."""
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(min|[smhd])")
+_PAST = re.compile(r"^[^(:]* ago\b")
+"""A reason that names a moment in the past, before any words of a person."""
 MOST_S = 30 * 86400.0
 """Longest pause with an end, in seconds."""
 
@@ -49,6 +51,23 @@ def reason(pause: Pause, ends_at: float | None) -> str:
             return f"other programs need the cores: {pause.detail} of them"
         case By.INPUT:
             return f"this machine is in use, until {pause.detail} min pass without key and mouse"
+
+
+def paused_words(reason: str) -> str:
+    """A reason with its verb: "by its operator" -> "paused by its operator". A reason that is a
+    sentence of its own stands behind a colon."""
+    if reason.startswith(("by ", "outside ")):
+        return f"paused {reason}"
+    return f"paused: {reason}"
+
+
+def is_paused(reason: str) -> str:
+    """The same behind a noun: "is paused by its operator", and "was paused by the run's owner 12
+    min ago"."""
+    verb = "is"
+    if _PAST.search(reason):
+        verb = "was"
+    return f"{verb} {paused_words(reason)}"
 
 
 def ago(seconds: float) -> str:

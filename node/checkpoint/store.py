@@ -218,6 +218,22 @@ class CheckpointStore:
             {epoch for epoch, _, manifest, _ in self._survey(stage) if manifest is not None}
         )
 
+    def newest_whole(self, stage: int) -> int | None:
+        """The newest epoch with a checkpoint that is as its manifest describes it, with every hash;
+        None for none. Reads whole files. A checkpoint that differs counts as absent from then
+        on."""
+        for epoch in reversed(self.epochs(stage)):
+            for name in _names(epoch):
+                try:
+                    with self._stage(stage) as at:
+                        found, why = self._look(at, name, stage, epoch, whole=True)
+                except OSError as e:
+                    raise local_fault("read checkpoints", self.root, e) from e
+                if found is not None:
+                    return epoch
+                self._distrusted[stage, name] = why
+        return None
+
     def metas(self, stage: int) -> dict[int, dict[str, Any]]:
         """Metadata of every checkpoint that looks whole, by epoch. Of two checkpoints of one epoch
         it is the one that :meth:`load` reads first."""

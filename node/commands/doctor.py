@@ -62,4 +62,12 @@ def doctor(
         wanted = tuple(name for name in CHECKS if name not in ASKING)
     if what is not None:
         wanted = (what,)
-    return doctoring.run(ours, wanted, places, fix=fix, verbose=verbose, as_json=as_json)
+    return doctoring.run(
+        ours,
+        wanted,
+        places,
+        fix=fix,
+        verbose=verbose,
+        as_json=as_json,
+        home_flag=shared.home_flag(),
+    )

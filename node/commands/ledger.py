@@ -27,7 +27,8 @@ def show(files: Sequence[Path], as_json: bool) -> int:
     """
     from node.tools import ledger as tool
 
-    found = tool.load(files or tool.files_of(shared.config({}).home))
+    ours = shared.config({})
+    found = tool.load(files or tool.files_of(ours.home), ours.names)
     if as_json:
         shared.print_json(tool.document(found))
     else:

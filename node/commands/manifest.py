@@ -207,7 +207,7 @@ def init(
     rates = model is not None and file is None
     about_model = model is not None
     for line in made_of.lines(identity.name, shown, model=about_model, rates=rates):
-        print(line)
+        print(shared.advice(line))
     return ExitCode.OK
 
 
@@ -251,10 +251,22 @@ class _Made:
             "run_id": self.manifest.run_id,
             "owner": self.manifest.swarm.owner,
             "invite": self.invite or None,
+            "notes": list(self.notes()),
         }
         if self.cut is not None:
             document["machines"] = joining.cut_document(self.cut)
         return document | joining.content_document(self.manifest, self.corpus)
+
+    def notes(self) -> Iterator[str]:
+        """Sentences about settings that are allowed and seldom meant."""
+        sequences = self.manifest.training.target_batch
+        at_once = self.manifest.pipeline.micro_batch
+        if sequences < 2 * at_once:
+            yield (
+                f"an epoch is one micro-batch ({sequences} sequences, {at_once} at a time), so it "
+                "takes one path, and further peers of a stage get no work; more:  --set "
+                f"training.target_batch={8 * at_once}"
+            )
 
     def lines(
         self, signer: str, samples: Sequence[str], *, model: bool, rates: bool
@@ -273,6 +285,8 @@ class _Made:
             yield from fine_tuning.explained(self.manifest)
         yield f"data     {joining.content_line(self.manifest, self.corpus)}"
         yield from samples
+        for line in self.notes():
+            yield f"note     {line}"
         yield f"start    tutti start {quote(str(self.out))}"
         if self.invite:
             yield f"join     tutti join {self.invite}"

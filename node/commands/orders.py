@@ -75,14 +75,7 @@ def _order(word: str, reason: str, delay: str, as_json: bool) -> int:
     ours = shared.config({})
     with shared.client(ours) as client:
         snapshot = client.status()
-        known = None
-        if snapshot.swarm.run_id:
-            known = ours.remembered(snapshot.swarm.run_id)
-        if known is None:
-            raise UsageFault(
-                "the daemon takes no part in a run that is known here", "see  tutti status"
-            )
-        manifest = known[0]
+        manifest = shared.manifest_of_run(ours, snapshot.swarm.run_id)
         wall = time.time()
         begins = wall + seconds
         text = signed(
@@ -100,8 +93,9 @@ def _order(word: str, reason: str, delay: str, as_json: bool) -> int:
             {"number": number, "verb": word, "begins": begins, "run_id": manifest.run_id}
         )
     else:
-        print(
+        said = (
             f"signed   {word} of run {manifest.run_id[:12]}, from {clock_words(begins)} on; "
             "see  tutti status"
         )
+        print(shared.advice(said))
     return ExitCode.OK

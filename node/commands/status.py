@@ -46,7 +46,8 @@ def _with_last_known(fault: NotRunning) -> NotRunning:
     details = {}
     if lines:
         details = {"last": last.document()}
-    return NotRunning("\n".join([fault.what, *lines]), fault.next_step, details=details)
+    step = last.next_step or fault.next_step
+    return NotRunning("\n".join([fault.what, *lines]), step, details=details)
 
 
 @command()

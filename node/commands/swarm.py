@@ -60,7 +60,7 @@ def validate(file: Path | None, no_open: bool, as_json: bool, **at: Any) -> int:
     note = f"   not signed yet:  tutti swarm init --from {quote(str(file))}"
     if signed:
         note = "signature good"
-    print(f"ok   {file}   run {manifest.run_id[:12]}   {note}")
+    print(shared.advice(f"ok   {file}   run {manifest.run_id[:12]}   {note}"))
     print(f"data {joining.content_line(manifest, corpus)}")
     if not signed and (missing := left_out(file.read_bytes())):
         print(
@@ -270,14 +270,7 @@ def _sign_change(
     ours = shared.config({})
     with shared.client(ours) as client:
         snapshot = client.status()
-        known = None
-        if snapshot.swarm.run_id:
-            known = ours.remembered(snapshot.swarm.run_id)
-        if known is None:
-            raise UsageFault(
-                "the daemon takes no part in a run that is known here", "see  tutti status"
-            )
-        manifest = known[0]
+        manifest = shared.manifest_of_run(ours, snapshot.swarm.run_id)
         last = snapshot.change
         changed, revoked = make(manifest, read(manifest, last.signed))
         me = Identity.load(ours.identity_path)
@@ -287,10 +280,11 @@ def _sign_change(
             {"revision": revision, "run_id": manifest.run_id, "epoch": snapshot.epoch}
         )
     else:
-        print(
+        said = (
             f"signed   change {revision} of run {manifest.run_id[:12]}: it comes into force with "
             "the next epoch; see  tutti status"
         )
+        print(shared.advice(said))
     return ExitCode.OK
 
 

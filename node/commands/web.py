@@ -53,11 +53,12 @@ def web(
     import asyncio
 
     with shared.client() as client:
+        from node.core.numbers import several
         from node.web import command as page
 
         if export is not None:
             files = asyncio.run(page.export(client.path, export, prompt))
-            shared.say(f"wrote {len(files)} files; open {export / 'index.html'}")
+            shared.say(f"wrote {several(len(files), 'file')}; open {export / 'index.html'}")
             return ExitCode.OK
         with page.listen(host, port, token) as sock:
             where = f"[{host}]" if ":" in host else host

@@ -6,7 +6,7 @@ about a plan. Leaves: the bytes that are signed. Never: a check of a signature.
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -95,6 +95,13 @@ class Certificate:
             said.setdefault(b.stage, Counter())[b.digest] += 1
         agreed = {stage: max(sorted(of), key=of.__getitem__) for stage, of in said.items()}
         return [b for b in once if b.digest == agreed[b.stage]]
+
+
+def proof(certificate: Certificate) -> Hashable:
+    """The part of a certificate that proves its version. Two certificates with an equal proof prove
+    the same, in whichever order their ballots are."""
+    c = certificate
+    return c.cell, c.term, c.version, c.voters, frozenset(c.agreeing())
 
 
 def support_said(cell: CellId, leader: PeerId, term: int, at: int) -> bytes:

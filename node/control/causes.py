@@ -9,9 +9,11 @@ short ids of peers; the code that shows them adds names (:class:`node.core.names
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from node.control.words import ahead_or_behind, lasting, several
+from node.availability.words import paused_words
+from node.control.words import ahead_or_behind, lasting
 from node.coordinator.vitals import Life
 from node.core.ids import ENDS, PeerId, short, stage_name, stage_names
+from node.core.numbers import several
 from node.epoch.waiting import Lack, Wait
 from node.transport.clocks import ClockOffset
 
@@ -25,6 +27,8 @@ WEIGHTS_S = 30.0
 """Seconds after its start in which a peer may still be looking for weights."""
 NEXT_PLAN_S = 120.0
 """Seconds within which a leader that answers takes a peer into its next plan, as a rule."""
+CONTENDED = 0.5
+"""Share of the time in wait for a processor from which on slow answers are this machine's."""
 SHOWN = 3
 """Peers that a sentence names; the others are counted."""
 LOGS = "see tutti logs"
@@ -88,6 +92,10 @@ class Situation:
     child_trouble: tuple[str, ...] = ()
     unreached: tuple[PeerId, ...] = ()
     """Peers that this one has tried to reach in vain."""
+    beside: frozenset[PeerId] = frozenset()
+    """The peers among them that run on this machine."""
+    contended: float = 0.0
+    """Share of the time for which threads of this process lately waited for a processor."""
     ways_had_time: bool = False
     """There was enough time to find a route to every peer."""
     idle_s: float = 0.0
@@ -143,7 +151,7 @@ def _paused(s: Situation) -> Cause | None:
     step = "go on at once with  tutti resume"
     if s.paused_by_run:
         step = "the run's owner lets it go on with  tutti swarm resume"
-    what = f"paused {s.paused}"
+    what = paused_words(s.paused)
     if s.state == "pausing":
         what = f"leaves the plan for a pause: {s.paused}"
     return Cause("paused", what, step, usual=True)
@@ -312,7 +320,7 @@ def _ways(s: Situation) -> Cause | None:
     if s.wait is None or s.wait.lack is not Lack.WAYS:
         return None
     if s.unreached or s.ways_had_time:
-        return Cause("ways", f"waiting for {s.wait}{_no_way(s)}", _OPEN_PORT)
+        return Cause("ways", f"waiting for {s.wait}{_no_way(s)}", _unreached_step(s))
     return Cause("ways", f"waiting for {s.wait}, which try to reach each other", "", usual=True)
 
 
@@ -322,11 +330,24 @@ _OPEN_PORT = (
 )
 
 
+def _unreached_step(s: Situation) -> str:
+    """Help where peers do not answer: the load of this machine comes first, for ports are open to
+    peers beside it."""
+    if s.contended >= CONTENDED:
+        return (
+            f"this machine has too little processor time: this daemon waits for {s.contended:.0%} "
+            "of its time; end other programs, or run fewer daemons here"
+        )
+    if s.unreached and s.beside.issuperset(s.unreached):
+        return f"they run on this machine, so no port is in the way: see  tutti ps ; {LOGS}"
+    return _OPEN_PORT
+
+
 def _plan(s: Situation) -> Cause | None:
     if s.wait is None or s.wait.lack is not Lack.PLAN:
         return None
     if s.unreached:
-        return Cause("plan", f"waiting for {s.wait}{_no_way(s)}", _OPEN_PORT)
+        return Cause("plan", f"waiting for {s.wait}{_no_way(s)}", _unreached_step(s))
     if s.leader_waits:
         what = f"waiting for {s.wait}, which waits for {s.leader_waits}"
         return Cause("plan", what, "see  tutti peers")
@@ -363,8 +384,8 @@ def _idle(s: Situation) -> Cause | None:
     if s.idle_s <= s.idle_most_s:
         return None
     step = LOGS
-    if s.unreached:
-        step = _OPEN_PORT
+    if s.unreached or s.contended >= CONTENDED:
+        step = _unreached_step(s)
     return Cause("idle", f"no useful work for {lasting(s.idle_s)}{_no_way(s)}", step)
 
 

@@ -22,6 +22,8 @@ CELLS_S = 30.0
 """Seconds for reads of the directory, each of which takes a second or two."""
 PAUSE_S = 900.0
 """Seconds for leaving a plan and writing a checkpoint of a large model."""
+GENERATE_S = 600.0
+"""Seconds for a text."""
 EXPORT_S = 7 * 86400.0
 """Seconds for the export of a large model over a slow line."""
 
@@ -117,8 +119,10 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
             self._stub.Drain, control_pb2.DrainRequest(timeout_s=timeout_s), timeout_s + 30.0
         )
 
-    def generate(self, request: control_pb2.GenerateRequest) -> Iterator[control_pb2.Piece]:
-        return self._read(self._stub.Generate, request, 600.0)
+    def generate(
+        self, request: control_pb2.GenerateRequest, timeout_s: float = GENERATE_S
+    ) -> Iterator[control_pb2.Piece]:
+        return self._read(self._stub.Generate, request, timeout_s)
 
     def evaluate(self, request: control_pb2.EvaluateRequest) -> Iterator[control_pb2.Evaluated]:
         return self._read(self._stub.Evaluate, request, 3600.0)

@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from node.control.text import (
+    WHOLE,
     cells_table,
     evaluated_lines,
     event_line,
@@ -34,7 +35,7 @@ from node.control.text import (
 )
 from node.control.words import clean, shown
 from node.core.errors import ExitCode, LocalFault, NotRunning, TimedOut
-from node.core.home import expanded
+from node.core.home import expanded, pasteable
 from node.core.ids import PeerId, named
 from node.core.interrupts import raising, telling
 from node.telemetry.events import LEVELS
@@ -491,20 +492,22 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def show_fault(fault: LocalFault, *, as_json: bool) -> None:
+def show_fault(fault: LocalFault, *, as_json: bool, home_flag: str = "") -> None:
     """One clear block on stderr: the fault, then the next step; with ``as_json`` also a document on
-    stdout."""
+    stdout. ``home_flag``: " --home DIR" for the commands in them, as the user has given it."""
+    what = pasteable(fault.what, home_flag)
+    next_step = pasteable(fault.next_step, home_flag)
     if as_json:
         say_json(
             {
-                "error": fault.what,
-                "next_step": fault.next_step,
+                "error": what,
+                "next_step": next_step,
                 "exit_code": int(fault.code),
                 **fault.details,
             }
         )
     console = Console(stderr=True, highlight=False)
-    first, *rest = fault.what.splitlines() or [""]
-    console.print(Text("tutti: ", "bold red").append(clean(first, 500), ""), soft_wrap=True)
-    for line in (*rest, *fault.next_step.splitlines()):
-        console.print(Text("  " + clean(line, 500)), soft_wrap=True)
+    first, *rest = what.splitlines() or [""]
+    console.print(Text("tutti: ", "bold red").append(clean(first, WHOLE), ""), soft_wrap=True)
+    for line in (*rest, *next_step.splitlines()):
+        console.print(Text("  " + clean(line, WHOLE)), soft_wrap=True)

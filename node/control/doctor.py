@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from google.protobuf import json_format
@@ -20,6 +20,7 @@ from node.control.diagnose import (
 from node.control.words import ahead_or_behind, clean, span
 from node.core.clock import CLOCK_S
 from node.core.ids import PeerId, named
+from node.core.numbers import several
 from node.identity.invites import peer_of_address
 from protos.ask_pb2 import Ask, AskPeers, AskPing, PeersAnswer
 from protos.control_pb2 import ReachReport
@@ -100,6 +101,18 @@ def examine(
     elif not any(machine.routes.values()):
         findings = [stranded()]
     return Checkup(machine, tuple(findings), verdict(findings), time.monotonic() - begin)
+
+
+def beside_peers(checkup: Checkup, report: ReachReport) -> Checkup:
+    """The findings, where the daemon that runs here has told its ways: peers that it is connected
+    to need no default route, so that its lack is a note."""
+    connected = sum(bool(way.path) for way in report.ways)
+    chosen = checkup.verdict
+    if chosen.ok or chosen != stranded() or not connected:
+        return checkup
+    cause = f"{chosen.cause}; {several(connected, 'peer')} connected all the same"
+    effect = "peers in other networks cannot be reached"
+    return replace(checkup, verdict=replace(chosen, ok=True, cause=cause, effect=effect))
 
 
 def daemon_lines(report: ReachReport) -> list[str]:
@@ -186,7 +199,9 @@ def checkup_lines(checkup: Checkup) -> list[str]:
     for finding in of_addresses:
         mark = "ok" if finding.ok else finding.layer
         lines += [f"  {mark:10} {finding.address}", f"  {'':10} {finding.cause}"]
-    mark = "ok" if chosen.ok else "fault"
+    mark = "fault"
+    if chosen.ok:
+        mark = "note" if chosen.code else "ok"
     lines.append(f"{mark:12} {chosen.cause}")
     advice = {"effect": chosen.effect, "fix": chosen.fix}
     lines += [f"  {label:10} {text}" for label, text in advice.items() if text]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, Group
 from rich.text import Text
 
-from node.availability.words import clock_words
+from node.availability.words import clock_words, paused_words
 from node.control.words import (
     GONE,
     bits,
@@ -25,13 +25,12 @@ from node.control.words import (
     count,
     lasting,
     milliseconds,
-    several,
     span,
     stacked,
 )
 from node.core.errors import WireError
 from node.core.ids import ENDS, PeerId, named, short, short_cell, stage_name
-from node.core.numbers import human, in_words
+from node.core.numbers import human, in_words, plural, several
 from node.core.version import PROTOCOLS, Protocols
 from node.reach.ladder import Rung
 from protos.ask_pb2 import PeerLine, PeersAnswer
@@ -53,6 +52,9 @@ from protos.control_pb2 import (
 if TYPE_CHECKING:
     from rich.table import Table
 
+WHOLE = 2000
+"""Characters of a sentence of the own daemon: all that it says, for a sentence that breaks off
+helps nobody."""
 RIGHT = {"justify": "right"}
 STATE_STYLE = {
     "training": "green",
@@ -119,9 +121,9 @@ def status_lines(s: Snapshot, verbose: bool = False) -> list[Text]:
     ``verbose``: with the parts of its memory."""
     lines = [_headline(s)]
     if not s.healthy:
-        lines.append(_line("  cause", clean(s.reason, 400) or "not said", "yellow"))
+        lines.append(_line("  cause", clean(s.reason, WHOLE) or "not said", "yellow"))
     elif s.reason:
-        lines.append(_line("  now", clean(s.reason, 400), "cyan"))
+        lines.append(_line("  now", clean(s.reason, WHOLE), "cyan"))
     run = ""
     if s.swarm.run_id:
         run = f"{clean(s.swarm.name, 16)} {s.swarm.run_id[:6]}  {_progress(s)}"
@@ -134,7 +136,7 @@ def status_lines(s: Snapshot, verbose: bool = False) -> list[Text]:
     if verbose:
         parts = [("", line) for line in _memory_parts(s)]
     facts = [
-        ("  fix", clean(s.next_step)),
+        ("  fix", clean(s.next_step, WHOLE)),
         ("swarm", run),
         ("done", done_words(s)),
         ("warm-up", warmup_words(s)),
@@ -151,23 +153,25 @@ def status_lines(s: Snapshot, verbose: bool = False) -> list[Text]:
         ("time", _shares(s.time_s)),
         ("network", f"{paths_words(s.paths_to) or 'no peer yet'}   {_traffic(s)}"),
         ("", _caps(s)),
-        ("reachable", clean(s.reachable, 100)),
+        ("reachable", clean(s.reachable, WHOLE)),
         ("device", _device(s)),
         ("memory", _memory(s)),
         *parts,
-        ("metrics", clean(s.metrics_url)),
+        ("metrics", clean(s.metrics_url, WHOLE)),
         ("leader", leader),
     ]
     lines += [_line(label, text) for label, text in facts if text]
     if n := s.digest_mismatches:
         text = f"{n} digest mismatches: replicas disagreed on parameters"
         lines.append(_line("warning", text, "red"))
-    counted = {
-        "{} parts went on without optimizer state; tutti logs says why": s.momentum_lost,
-        "optimizer state came from copies up to {} epochs old": s.momentum_age,
-        "the p2p daemon was restarted {} times": s.p2pd_restarts,
-    }
-    warnings = [text.format(n) for text, n in counted.items() if n] + [*map(clean, s.warnings)]
+    counted = (
+        ("part", "{} went on without optimizer state; tutti logs says why", s.momentum_lost),
+        ("epoch", "optimizer state came from copies up to {} old", s.momentum_age),
+        ("time", "the p2p daemon was restarted {}", s.p2pd_restarts),
+    )
+    warnings = [text.format(several(n, what)) for what, text, n in counted if n] + [
+        *(clean(one, WHOLE) for one in s.warnings)
+    ]
     return lines + [_line("warning", text, "yellow") for text in warnings]
 
 
@@ -176,7 +180,7 @@ def _my_work(s: Snapshot) -> str:
         return "rendezvous: helps others find each other, holds no part of the model"
     if s.state == "paused":
         kept = f"{stage_name(s.stage)} later" if s.placed else "holds no stage"
-        return f"{kept}; {clean(s.given_back, 100)}" if s.given_back else kept
+        return f"{kept}; {clean(s.given_back, WHOLE)}" if s.given_back else kept
     if s.state == "choosing":
         return "chooses the stage that most needs a peer"
     if not (s.placed or s.layers):
@@ -198,8 +202,10 @@ def _my_work(s: Snapshot) -> str:
 def _counted(s: Snapshot) -> str:
     if not (s.tokens or s.micro_batches):
         return ""
-    here = f"{count(s.micro_batches)} micro-batches here"
-    said = f"{here}, {count(s.tokens)} tokens by the swarm"
+    said = f"{count(s.tokens)} tokens by the swarm"
+    if s.micro_batches:
+        done = plural(s.micro_batches, "micro-batch")
+        said = f"{count(s.micro_batches)} {done} here, {said}"
     if s.tokens_per_s:
         said += f"   {count(s.tokens_per_s)} tok/s"
     return said
@@ -318,9 +324,9 @@ def doing(s: Snapshot) -> tuple[str, str]:
     is news, and a sentence."""
     place = stage_name(s.stage)
     if s.reason or not s.healthy:
-        why = clean(s.reason, 400)
+        why = clean(s.reason, WHOLE)
         if s.next_step:
-            why += f"; {clean(s.next_step)}"
+            why += f"; {clean(s.next_step, WHOLE)}"
         return s.cause or "degraded", why
     if s.state == "joining":
         return "joining", f"fetching the state of {place} from others: {s.progress:.0%} is here"
@@ -329,7 +335,8 @@ def doing(s: Snapshot) -> tuple[str, str]:
     said = [_progress(s), done_words(s)]
     if warmup_words(s):
         said.append(f"warm-up until epoch {s.warmup}")
-    said.append(f"{count(s.micro_batches)} micro-batches at {place}")
+    done = plural(s.micro_batches, "micro-batch")
+    said.append(f"{count(s.micro_batches)} {done} at {place}")
     if s.micro_batches:
         said.append(f"last work {span(s.last_work_s)} ago")
     if s.tokens_per_s:
@@ -357,7 +364,7 @@ def _paths(s: Snapshot) -> list[tuple[str, str]]:
         took = f"   last took {p.last_took_s:.2f}{of} s"
     return [
         ("paths", f"{clean(p.how, 16)}{said}{took}"),
-        *(("", clean(why, 100)) for why in p.why),
+        *(("", clean(why, WHOLE)) for why in p.why),
     ]
 
 
@@ -395,10 +402,10 @@ def peers_table(
     total.append("* this node  + leader", "dim")
     why = [Text(line, "dim") for line in paused_lines(answer)]
     if answer.reason:
-        why += [Text(f"This peer: {clean(answer.reason, 400)}", "yellow")]
+        why += [Text(f"This peer: {clean(answer.reason, WHOLE)}", "yellow")]
     fix = []
     if answer.reason and answer.next_step:
-        fix = [Text(f"  → {clean(answer.next_step)}")]
+        fix = [Text(f"  → {clean(answer.next_step, WHOLE)}")]
     return Group(table, total, *why, *fix, holes, *others, *apart)
 
 
@@ -409,7 +416,8 @@ def paused_lines(answer: PeersAnswer) -> list[str]:
         if p.paused and p.path != "self":
             who = named(PeerId(clean(p.peer, 64)), clean(p.name, 24))
             found.setdefault(clean(p.paused, 48), []).append(who)
-    return [f"Paused {why}: {', '.join(who)}" for why, who in sorted(found.items())]
+    lines = [f"{paused_words(why)}: {', '.join(who)}" for why, who in sorted(found.items())]
+    return [f"P{line[1:]}" for line in lines]
 
 
 TITLES = ("STATE", "STAGE", "PATH", "RTT", "TOK/S", "EPOCH", "UP", "VER")
@@ -609,10 +617,17 @@ def peer_cells(
         Text(path or "-"),
         Text(milliseconds(p.rtt_s)),
         Text(speed),
-        Text(str(p.epoch)),
+        Text(epoch_words(p)),
         Text(up),
         Text(clean(p.version, 8)),
     )
+
+
+def epoch_words(p: PeerLine) -> str:
+    """The epoch that a peer holds; "-" for a peer that holds none."""
+    if not p.epoch and p.state in ABSENT:
+        return "-"
+    return str(p.epoch)
 
 
 def _place(p: PeerLine, stages: int) -> str:
@@ -700,7 +715,7 @@ def evaluated_lines(found: Sequence[Evaluated]) -> list[str]:
     if (before := found[0].loss_before) and not others:
         rows.append(("before training", before))
     if others:
-        rows.append((f"mean of {len(others)} choices", mean_loss(others)))
+        rows.append((f"mean of {several(len(others), 'choice')}", mean_loss(others)))
     wide = max(len(words) for words, _ in rows)
     lines = []
     for i, (words, loss) in enumerate(rows):
@@ -715,7 +730,7 @@ def event_line(event: Event, clock: str) -> Text:
     """``clock`` is the time as text: this package reads no clock and knows no time zone."""
     mark = {"warning": "! ", "error": "!! "}.get(event.level, "")
     return Text(f"{clock} ", "dim").append(
-        f"{mark}{clean(event.text, 400)}", LEVEL_STYLE.get(event.level, "")
+        f"{mark}{clean(event.text, WHOLE)}", LEVEL_STYLE.get(event.level, "")
     )
 
 
@@ -729,8 +744,8 @@ def export_line(event: Event) -> str:
         total = float(figures["bytes_total"])
         rate = float(figures["bytes_per_s"])
     except (ValueError, TypeError, KeyError):
-        return clean(event.text)
-    parts = [clean(event.text)]
+        return clean(event.text, WHOLE)
+    parts = [clean(event.text, WHOLE)]
     if total > 0:
         parts += [
             f"{done} of {several(stages, 'stage')}",
@@ -1034,8 +1049,17 @@ def _headline(s: Snapshot) -> Text:
     return head.append(" " * max(3, 80 - head.cell_len - len(right))).append(right, "dim")
 
 
+def run_epoch(s: Snapshot) -> int:
+    """Epoch of the run: the one held here, or the one that this peer hears of while it holds no
+    parameters."""
+    return s.epoch or s.swarm.epoch
+
+
 def _progress(s: Snapshot) -> str:
-    text = f"epoch {s.epoch}"
+    epoch = run_epoch(s)
+    if not epoch and s.state in ABSENT:
+        return "".join(["epoch not known yet", *(f"  {words}" for words in loss_words(s))])
+    text = f"epoch {epoch}"
     if s.swarm.epochs:
         text += f"/{s.swarm.epochs}"
     return text + "".join(f"  {words}" for words in loss_words(s))
@@ -1063,11 +1087,15 @@ def _before(loss: float, before: float) -> str:
 
 
 def done_words(s: Snapshot) -> str:
-    """The share of the run that is done, and how long the rest takes at the speed so far."""
+    """The share of the run that is done, and how long the rest takes at the speed so far. A peer
+    that does not train knows no speed."""
     epochs = s.swarm.epochs
-    if not epochs or s.epoch >= epochs or s.state in ("starting", "choosing", "joining"):
+    epoch = run_epoch(s)
+    if not epochs or epoch >= epochs:
         return ""
-    share = f"{100 * s.epoch // epochs} %"
+    share = f"{100 * epoch // epochs} %"
+    if s.state in ABSENT:
+        return f"{share} of the run" if epoch else ""
     if not s.left_s:
         return f"{share}, the time left is not known yet"
     over_s = s.left_over_s
@@ -1077,8 +1105,9 @@ def done_words(s: Snapshot) -> str:
 
 
 def warmup_words(s: Snapshot) -> str:
-    """A sentence while the learning rate still rises, for the loss may rise with it."""
-    if not s.warmup or s.epoch >= s.warmup or not s.swarm.epochs:
+    """A sentence while this peer trains and the learning rate still rises, for the loss may rise
+    with it."""
+    if not s.warmup or s.epoch >= s.warmup or not s.swarm.epochs or s.state in ABSENT:
         return ""
     return f"epoch {s.epoch} of {s.warmup}: the learning rate rises, and the loss may too"
 
@@ -1122,7 +1151,7 @@ def _change(c: ChangeLine) -> list[tuple[str, str]]:
     by = "the manifest"
     if c.in_force:
         by = f"the owner's change {c.in_force}"
-    found = [("averaging", f"by {by}"), ("", clean(c.says, 68))]
+    found = [("averaging", f"by {by}"), ("", clean(c.says, WHOLE))]
     if c.in_force != c.revision:
         found.append(("", f"change {c.revision} comes into force with the next plan"))
     return found
@@ -1143,8 +1172,8 @@ def _archive(a: ArchiveLine) -> str:
     if not a.to:
         return ""
     if not a.known:
-        return f"none of the checkpoints yet, to {clean(a.to, 80)}"
-    said = f"epoch {a.epoch} at {clean(a.to, 80)}"
+        return f"none of the checkpoints yet, to {clean(a.to, WHOLE)}"
+    said = f"epoch {a.epoch} at {clean(a.to, WHOLE)}"
     if a.at:
         said += f", since {clock_words(a.at)}"
     return said
@@ -1178,7 +1207,7 @@ def _device(s: Snapshot) -> str:
     computes = ""
     if s.precision:
         computes = f", computes in {clean(s.precision, 8)}"
-    return clean(s.device, 66) + computes
+    return clean(s.device, WHOLE) + computes
 
 
 def _memory(s: Snapshot) -> str:

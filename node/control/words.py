@@ -37,11 +37,6 @@ def count(number: float) -> str:
     return f"{number:,.0f}"
 
 
-def several(number: int, what: str) -> str:
-    """1, "peer" -> "1 peer"; 2 -> "2 peers"."""
-    return f"{number} {what}{'s' * (number != 1)}"
-
-
 def bits(rate: float) -> str:
     """Bytes a second as lines are sold: 2.5e6 -> "20 Mbit/s", 300 -> "2.4 kbit/s"."""
     number = 8 * rate

@@ -21,6 +21,7 @@ from node.coordinator.inquiries import Inquiries, OwnPeer, Search
 from node.coordinator.kit import Kit
 from node.coordinator.messenger import Messenger
 from node.coordinator.recalling import Recalling
+from node.coordinator.shared_note import Sent
 from node.coordinator.statements import Statements
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
@@ -46,6 +47,11 @@ class PeerMachines:
     member: Callable[..., Member] = Member
     leader: Callable[..., Leader] = Leader
     search: Search = in_thread
+
+
+def alike(note: pb.Note, before: Plan | None) -> Callable[[PeerId], Sent]:
+    """The same note to every member."""
+    return lambda peer: note
 
 
 class Leading:
@@ -81,9 +87,9 @@ class Leading:
         self._conduct: Mapping[PeerId, Record] = {}
         """Records of the members from when this peer led last."""
         self._closed = False
-        self.addressed: Callable[[pb.Note, Plan | None, PeerId], pb.Note] = lambda note, *_: note
-        """Makes of a plan's note, and of the plan that this peer followed before, the note to one
-        member."""
+        self.addressed: Callable[[pb.Note, Plan | None], Callable[[PeerId], Sent]] = alike
+        """Makes of a plan's note, and of the plan that this peer followed before, the note to each
+        other member."""
 
     # ----------------------------------------------------------- the lead
 
@@ -212,9 +218,10 @@ class Leading:
         if before is not None and before.leader != kit.me and not plan.parent:
             kit.tasks.spawn(self._take_over(plan, note), "take over")
             return
+        to = self.addressed(note, before)
         for m in plan.members:
             # A member may have to load an older version before it answers.
-            addressed = self.addressed(note, before, m.peer)
+            addressed = note if m.peer == kit.me else to(m.peer)
             deliver = self._deliver(m.peer, addressed, ev.PlanArrived(plan), plan.deadline_s)
             kit.tasks.spawn(deliver, "plan")
 
@@ -225,10 +232,10 @@ class Leading:
         me = self._kit.me
         following = {me}
         others = list[asyncio.Task[PeerId | None]]()
+        to = self.addressed(note, None)
         for m in plan.members:
             if m.peer != me:
-                addressed = self.addressed(note, None, m.peer)
-                deliver = self._deliver(m.peer, addressed, event, plan.deadline_s)
+                deliver = self._deliver(m.peer, to(m.peer), event, plan.deadline_s)
                 others.append(self._kit.tasks.spawn(deliver, "plan"))
         for told in asyncio.as_completed(others):
             if (peer := await told) is not None:
@@ -241,7 +248,7 @@ class Leading:
             self.lead(ev.Declined(plan.hash, "too few voters follow it"))
 
     async def _deliver(
-        self, peer: PeerId, note: pb.Note, event: Any, stands_s: float = STANDS_S
+        self, peer: PeerId, note: Sent, event: Any, stands_s: float = STANDS_S
     ) -> PeerId | None:
         """Deliver a note. Returns the peer if it accepted, else None."""
         me = self._kit.me

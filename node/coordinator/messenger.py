@@ -3,7 +3,9 @@ and its receiver. Leaves: the receiver's refusal, or a fault. Never: the reason 
 
 import contextlib
 from collections.abc import Callable
+from typing import Any
 
+from node.coordinator.shared_note import Sent, encoded
 from node.coordinator.vitals import Vitals
 from node.core.clock import Clock
 from node.core.errors import PeerFault
@@ -11,10 +13,10 @@ from node.core.ids import PeerId
 from node.epoch.pace import PROBE_TIMEOUT_S, REDIAL_MOST_S, REDIAL_TIMEOUT_S, STANDS_S
 from node.transport.port import TransportPort, answers
 from protos import training_pb2 as pb
-from protos import training_pb2_grpc as rpc
 
 BROKEN_S = 60.0
 """Seconds after which a broken connection no longer suggests that its peer is dead."""
+TELL = "/tutti.v1.Training/Tell"
 CARRIED_OUT = ("plan", "round")
 """Messages that are carried out before they are answered; all others are answered at once."""
 
@@ -26,6 +28,18 @@ class Unheard(PeerFault):
     def __init__(self, fault: PeerFault, since: float) -> None:
         super().__init__(fault.peer, fault.reason, fault.weight)
         self.since = since
+
+
+async def tell(channel: Any, note: Sent, timeout: float) -> pb.NoteReply:
+    """Send a note over a channel. Raises AioRpcError."""
+    # A stub of the generated module takes whole messages only.
+    call = channel.unary_unary(
+        TELL,
+        request_serializer=encoded,
+        response_deserializer=pb.NoteReply.FromString,
+        _registered_method=True,
+    )
+    return await call(note, timeout=timeout)
 
 
 class Messenger:
@@ -58,7 +72,7 @@ class Messenger:
         self._vitals.doubt(peer, now)
 
     async def send_with_retry(
-        self, peer: PeerId, note: pb.Note, floor_s: float, stands_s: float = STANDS_S
+        self, peer: PeerId, note: Sent, floor_s: float, stands_s: float = STANDS_S
     ) -> str | None:
         """Send as :meth:`send` does, with a time limit that depends on the connection. An open
         connection shows that the process lives, so over it the answer may take ``stands_s``. Over a
@@ -94,14 +108,13 @@ class Messenger:
         within = patience.within(("word", peer), usual, now)
         return min(within, REDIAL_MOST_S + patience.slack(now))
 
-    async def send(self, peer: PeerId, note: pb.Note, timeout: float) -> str | None:
+    async def send(self, peer: PeerId, note: Sent, timeout: float) -> str | None:
         """Send a note. Returns None if the peer accepted, else its reason. Raises PeerFault when it
         did not answer in time."""
         patience = self._transport.patience
         began = patience.running(self._clock.now())
         async with answers(peer, timeout):
-            stub = rpc.TrainingStub(await self._transport.channel(peer))
-            reply = await stub.Tell(note, timeout=timeout)
+            reply = await tell(await self._transport.channel(peer), note, timeout)
         self.heard(peer)
         says = note.WhichOneof("say")
         if says == "ready":

@@ -3,6 +3,7 @@ cut. Only this module and the settings read the environment."""
 
 import hashlib
 import os
+import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +22,24 @@ def home_named(given: str | None, env: Mapping[str, str] | None = None) -> Path 
     if not named:
         return None
     return expanded(named).absolute()
+
+
+ABOUT_A_HOME = (
+    *("bugreport", "cells", "chat", "config", "data", "doctor", "drain", "eval", "export"),
+    *("generate", "id", "join", "ledger", "logs", "monitor", "pause", "peers", "ping", "restart"),
+    *("resume", "serve", "service", "start", "status", "stop", "swarm", "web"),
+)
+"""Verbs of commands that are about the files or the daemon of one home."""
+_COMMAND = re.compile(rf"\btutti (?=(?:{'|'.join(ABOUT_A_HOME)})\b(?! -h\b)(?![^;,:]* --home\b))")
+"""Such a command in the middle of a sentence, unless it names a home already."""
+
+
+def pasteable(text: str, home_flag: str) -> str:
+    """The text with the home named in its commands. ``home_flag``: " --home DIR", "" for the
+    default one."""
+    if not home_flag:
+        return text
+    return _COMMAND.sub(lambda found: f"tutti{home_flag} ", text)
 
 
 def expanded(named: str | Path) -> Path:

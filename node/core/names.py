@@ -40,6 +40,10 @@ class Names:
             return ""
         return self._by_peer.get(peer, "")
 
+    def everybody(self) -> dict[PeerId, str]:
+        """The names of all peers that are remembered."""
+        return dict(self._by_peer)
+
     def of(self, peer: PeerId) -> str:
         """The name of a peer with its short id, or the short id alone while no name is known."""
         return named(peer, self.known(peer))

@@ -1,5 +1,6 @@
 """Numbers and names that a stranger may have written, and numbers for people."""
 
+import re
 from collections.abc import Iterable, Sized
 from itertools import groupby
 from typing import Any, TypeVar
@@ -25,6 +26,23 @@ def few(told: S, most: int, what: str) -> S:
     if len(told) > most:
         raise WireError(f"{len(told)} {what}, at most {most} are told")
     return told
+
+
+def plural(number: int, what: str) -> str:
+    """1, "peer" -> "peer"; 2 -> "peers"; 2, "micro-batch" -> "micro-batches"; 2, "copy" ->
+    "copies"."""
+    if number == 1:
+        return what
+    if what.endswith(("s", "x", "z", "tch", "sh")):
+        return f"{what}es"
+    if what.endswith("y") and what[-2:-1] not in "aeiou":
+        return f"{what[:-1]}ies"
+    return f"{what}s"
+
+
+def several(number: int, what: str) -> str:
+    """1, "peer" -> "1 peer"; 2 -> "2 peers", with :func:`plural`."""
+    return f"{number} {plural(number, what)}"
 
 
 def human(size: float) -> str:
@@ -81,3 +99,16 @@ def whole_number(text: str) -> int | None:
     if text.isascii() and text.isdigit() and len(text) <= 18:
         return int(text)
     return None
+
+
+def rate_of(text: str) -> float | None:
+    """Bytes a second of "20Mbit", "2.5MB", "2.5MB/s", "20Mbps", "500k"; None for what is none.
+    Without a unit it is bytes, as those who limit rates are used to (curl, wget, rsync); k, M and G
+    are powers of 1000, Ki, Mi and Gi of 1024."""
+    found = re.fullmatch(
+        r"([0-9]+(?:\.[0-9]+)?)\s*([kKMG]?)(i?)(B|bit|bits|bps)?(/s)?", text.strip()
+    )
+    if found is None or (found[3] and not found[2]) or (found[4] == "bps" and found[5]):
+        return None
+    step = (1024 if found[3] else 1000) ** " KMG".index(found[2].upper() or " ")
+    return float(found[1]) * step / (1 if found[4] in (None, "B") else 8)

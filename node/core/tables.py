@@ -1,40 +1,46 @@
-"""A table of plain values (from TOML, the environment, flags) into a frozen dataclass, with
-complaints people can act on; and the meanings of its fields."""
+"""Settings: fields of frozen dataclasses, each declared with its default, its text and its range;
+and tables of plain values (from TOML, the environment, flags) that are read into them, with
+complaints people can act on."""
 
-import ast
 import contextlib
 import dataclasses
 import difflib
-import inspect
 import math
 import re
-import textwrap
 import types
 import typing
-from collections.abc import Mapping
-from functools import lru_cache
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from node.core.errors import Removed, UsageFault
+from node.core.numbers import rate_of
 
 T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
 class FieldRule:
-    """Values that a field may hold: one of ``choices``, a number between ``low`` and ``high``, or
-    text matching ``pattern``.
+    """Values that a field may hold: one of ``choices``, a number between ``least`` and ``most``, or
+    text matching ``pattern``; without any of these, every value of its type.
 
     ``says`` is the sentence shown when a value breaks the rule; made up from the bounds when empty.
-    ``removed``: former choices, and their replacements.
+    ``removed``: former choices, and their replacements. ``reads``: the value of a text, None if the
+    text is none. ``refused``: the reason against a value in the range, "" if it is fine.
     """
 
-    low: float = -math.inf
-    high: float = math.inf
+    least: float = -math.inf
+    most: float = math.inf
     choices: tuple[Any, ...] = ()
     pattern: str = ""
     says: str = ""
     removed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    reads: Callable[[str], Any] | None = None
+    refused: Callable[[Any], str] | None = None
+
+    @property
+    def bounded(self) -> bool:
+        """True if there is a number that the range does not have."""
+        return not (math.isinf(self.least) and math.isinf(self.most))
 
     def allows(self, value: Any) -> bool:
         if self.choices:
@@ -43,33 +49,103 @@ class FieldRule:
             return (
                 isinstance(value, str | int) and re.fullmatch(self.pattern, str(value)) is not None
             )
+        if not self.bounded:
+            return True
         return (
             isinstance(value, (int, float))
             and math.isfinite(value)
-            and self.low <= value <= self.high
+            and self.least <= value <= self.most
         )
 
     @property
     def sentence(self) -> str:
+        """The range in words; "" for every value of the type."""
         if self.says:
             return self.says
         if self.choices:
             return "one of " + ", ".join(str(c) for c in self.choices)
         if self.pattern:
             return f"text matching {self.pattern}"
-        if math.isinf(self.high):
-            return f"{_plain(self.low)} or more"
-        return f"between {_plain(self.low)} and {_plain(self.high)}"
+        if not self.bounded:
+            return ""
+        if math.isinf(self.most):
+            return f"{_plain(self.least)} or more"
+        return f"between {_plain(self.least)} and {_plain(self.most)}"
+
+
+UNLIMITED = FieldRule()
+"""Every value of a field's type."""
+
+
+def setting(
+    default: T,
+    text: str,
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    choices: tuple[Any, ...] = (),
+    pattern: str = "",
+    says: str = "",
+    removed: Mapping[str, str] | None = None,
+) -> T:
+    """Declare a field of a settings class: its default, its meaning for users in one paragraph, and
+    the values it may hold, as in :class:`FieldRule`."""
+    return _declared(default, text, FieldRule(least, most, choices, pattern, says, removed or {}))
+
+
+def rate_setting(text: str, *, refused: Callable[[float], str] | None = None) -> float:
+    """Declare a limit in bytes a second, which users may write as text; 0, the default, is for no
+    limit."""
+    rule = FieldRule(
+        least=0,
+        says='bytes a second as a number, or such as "20Mbit", "2.5MB", "500k" (20 Mbit are 2.5 '
+        "MB); 0 for no limit",
+        reads=rate_of,
+        refused=refused,
+    )
+    return _declared(0.0, text, rule)
+
+
+def _declared(default: T, text: str, rule: FieldRule) -> T:
+    return dataclasses.field(default=default, metadata={"text": text, "rule": rule})
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """A declared setting. ``name`` has the section in front ("model.layers"), ``hint`` is the type
+    of its field."""
+
+    name: str
+    hint: Any
+    default: Any
+    text: str
+    rule: FieldRule
+
+    def read(self, text: Any) -> Any:
+        """As :func:`from_text`."""
+        return from_text(text, self.hint)
+
+    def check(self, raw: Any, source: str = "") -> Any:
+        """As :func:`check`."""
+        return check(self.name, raw, self.hint, self.rule, source=source)
+
+    @property
+    def type_sentence(self) -> str:
+        """The type in words."""
+        return type_sentence(self.hint)
+
+    @property
+    def range_sentence(self) -> str:
+        """The type and the range in words."""
+        return _range_sentence(self.hint, self.rule)
 
 
 _ALIKE = 0.65
 """Ratio of equal characters from which a name counts as a typo of another: "layer" of "layers", not
 "hiden" of "tied"."""
-Rules = Mapping[str, FieldRule]
-"""Field name, with its section in front ("model.layers"), to the rule of that field."""
 
 
-def build(kind: type[T], table: Any, section: str, rules: Rules, *, source: str = "") -> T:
+def build(kind: type[T], table: Any, section: str, *, source: str = "") -> T:
     """``table`` as an instance of the dataclass ``kind``; missing fields keep their defaults.
 
     Raises UsageFault naming ``section.field``, the bad value and the allowed ones. ``source`` names
@@ -79,32 +155,36 @@ def build(kind: type[T], table: Any, section: str, rules: Rules, *, source: str 
         raise UsageFault(
             f"{section or 'the file'} is not a table{_where(source)}", f"write it as  [{section}]"
         )
-    hints = typing.get_type_hints(kind)
-    known = {f.name for f in dataclasses.fields(kind)}  # pyright: ignore[reportArgumentType]
+    known = settings_of({section: kind})
     values: dict[str, Any] = {}
     for key, raw in table.items():
-        if key not in known:
-            raise unknown(dotted(section, str(key)), [dotted(section, k) for k in known], source)
-        values[key] = check(
-            dotted(section, key), raw, hints[key], rules.get(dotted(section, key)), source=source
-        )
+        name = dotted(section, str(key))
+        if name not in known:
+            raise unknown(name, [*known], source)
+        values[key] = known[name].check(raw, source)
     return kind(**values)
 
 
-def check(name: str, raw: Any, hint: Any, rule: FieldRule | None, *, source: str = "") -> Any:
+def check(name: str, raw: Any, hint: Any, rule: FieldRule = UNLIMITED, *, source: str = "") -> Any:
     """``raw`` as the type ``hint`` (bool, int, float, str, a tuple of str, int or float, or one
     of several of these) if ``rule`` allows it. Raises Removed for a choice that was, UsageFault for
     anything else."""
+    if isinstance(raw, str) and rule.reads is not None:
+        found = rule.reads(raw)
+        if found is not None:
+            raw = found
     value = _typed(raw, hint)
     if value is None:
-        step = f"expected {type_sentence(hint)}"
-        if rule:
-            step += f", {rule.sentence}"
+        step = f"expected {_range_sentence(hint, rule)}"
         raise UsageFault(f"{name} = {show(raw)}{_where(source)}", step)
-    if rule is not None and value in rule.removed:
+    if value in rule.removed:
         raise Removed(f"{name} = {show(raw)} was removed{_where(source)}", rule.removed[value])
-    if rule is not None and not rule.allows(value):
+    if not rule.allows(value):
         raise UsageFault(f"{name} = {show(raw)}{_where(source)}", f"allowed: {rule.sentence}")
+    if rule.refused is not None:
+        reason = rule.refused(value)
+        if reason:
+            raise UsageFault(f"{name} = {show(value)}{_where(source)}", reason)
     return value
 
 
@@ -136,6 +216,35 @@ def from_text(text: Any, hint: Any) -> Any:
     return text
 
 
+ALIASES: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("width", "hidden_size", "hidden", "n_embd", "embed_dim", "dim", "d_embed"), "d_model"
+    ),
+    **dict.fromkeys(("n_layer", "n_layers", "num_layers", "num_hidden_layers", "depth"), "layers"),
+    **dict.fromkeys(("n_head", "n_heads", "num_heads", "num_attention_heads"), "heads"),
+    **dict.fromkeys(("n_kv_heads", "num_kv_heads", "num_key_value_heads"), "kv_heads"),
+    "head_dim": "head_width",
+    **dict.fromkeys(("intermediate_size", "ffn_dim", "hidden_dim", "n_inner", "d_ffn"), "d_ff"),
+    **dict.fromkeys(("vocab_size", "n_vocab"), "vocab"),
+    **dict.fromkeys(
+        ("block_size", "context", "context_length", "max_seq_len", "max_length", "n_ctx"),
+        "seq_len",
+    ),
+    **dict.fromkeys(("max_position_embeddings", "n_positions"), "positions"),
+    **dict.fromkeys(("lora_r", "lora_rank", "rank"), "adapter"),
+    "lora_alpha": "adapter_alpha",
+    "rms_norm_eps": "norm_eps",
+    "learning_rate": "lr",
+    "warmup_steps": "warmup",
+    **dict.fromkeys(("max_steps", "num_train_epochs", "steps"), "epochs"),
+    **dict.fromkeys(("batch_size", "global_batch_size", "train_batch_size"), "target_batch"),
+    **dict.fromkeys(
+        ("micro_batch_size", "microbatch_size", "per_device_train_batch_size"), "micro_batch"
+    ),
+}
+"""Keys of settings by the names that other libraries have for them."""
+
+
 def unknown(name: str, known: list[str], source: str = "") -> UsageFault:
     """The complaint about a name nobody reads, with the nearest one that exists."""
     near = _meant(name, known)
@@ -154,6 +263,10 @@ def _meant(name: str, known: list[str]) -> str:
     """The known name that ``name`` is probably a typo of; "" if none is close. Keys are compared
     within a section and sections by themselves: a common section makes two names no more alike."""
     section, _, key = name.rpartition(".")
+    known_as = [one for one in known if one.rpartition(".")[2] == ALIASES.get(key)]
+    for one in known_as:
+        if len(known_as) == 1 or one.rpartition(".")[0] == section:
+            return one
     keys: dict[str, list[str]] = {}
     for one in known:
         keys.setdefault(one.rpartition(".")[0], []).append(one.rpartition(".")[2])
@@ -170,13 +283,18 @@ def _meant(name: str, known: list[str]) -> str:
     return elsewhere[0]
 
 
-def settings_of(sections: Mapping[str, type]) -> dict[str, Any]:
-    """Type of every field of these dataclasses, by its dotted name."""
-    return {
-        dotted(section, key): hint
-        for section, kind in sections.items()
-        for key, hint in typing.get_type_hints(kind).items()
-    }
+def settings_of(sections: Mapping[str, type]) -> dict[str, Setting]:
+    """Settings of these dataclasses by their dotted names, in the order of the fields, each of
+    which is declared by :func:`setting`."""
+    found = dict[str, Setting]()
+    for section, kind in sections.items():
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            name = dotted(section, field.name)
+            text = field.metadata["text"]
+            rule = field.metadata["rule"]
+            found[name] = Setting(name, hints[field.name], field.default, text, rule)
+    return found
 
 
 def dotted(section: str, key: str) -> str:
@@ -241,6 +359,13 @@ def type_sentence(hint: Any) -> str:
     )
 
 
+def _range_sentence(hint: Any, rule: FieldRule) -> str:
+    kind = type_sentence(hint)
+    if not rule.sentence:
+        return kind
+    return f"{kind}, {rule.sentence}"
+
+
 def _where(source: str) -> str:
     if not source:
         return ""
@@ -251,20 +376,3 @@ def _plain(number: float) -> str:
     if float(number).is_integer() and abs(number) < 1e15:
         return str(int(number))
     return f"{number:g}"
-
-
-@lru_cache
-def meanings(kind: type) -> Mapping[str, str]:
-    """Text of the strings below the fields of a dataclass, by field, each one paragraph."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-    found = dict[str, str]()
-    lines = body.body if isinstance(body, ast.ClassDef) else []
-    for line, below in zip(lines, lines[1:], strict=False):
-        if (
-            isinstance(line, ast.AnnAssign)
-            and isinstance(line.target, ast.Name)
-            and isinstance(below, ast.Expr)
-            and isinstance(below.value, ast.Constant)
-        ):
-            found[line.target.id] = " ".join(str(below.value.value).replace("``", "").split())
-    return found

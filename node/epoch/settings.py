@@ -2,32 +2,62 @@
 
 from dataclasses import dataclass
 
+from node.core.tables import setting
+
 
 @dataclass(frozen=True)
 class TrainingSettings:
     """What the swarm agreed to do."""
 
-    epochs: int = 120
-    """Epochs of the run; the schedule of the learning rate is laid out over them."""
-    target_batch: int = 128
-    """Sequences behind one update; a multiple of the micro-batch."""
-    epoch_timeout_s: float = 60.0
-    """An epoch that is not done by then is closed with what it has. A floor: it has four times as
-    long as its work should take, where that is more."""
-    eval_every: int = 10
-    """Epochs between evaluations on the held-out text; 0 never evaluates."""
-    eval_batches: int = 4
-    """Micro-batches of one evaluation."""
-    min_replicas: int = 1
-    """Live peers every block stage needs before the first epoch is planned; the ends need one."""
-    buddy_every: int = 5
-    """Epochs between two copies of an owner's optimizer state at its buddy; 0 keeps none."""
-    mixed_precision: bool = False
-    """A peer on a processor that was measured to be faster in bf16 computes forward and backward in
-    it. Parameters, sums of gradients and steps stay as they are. False: processors compute in fp32.
-    GPUs compute in bf16 whatever this says."""
-    reference: bool = False
-    """The held-out loss is measured before the first step too, and every plan carries it beside the
-    training loss of that step: the losses of the model that the run begins from."""
-    rebalance_every_s: float = 60.0
-    """Seconds between two looks at whether a peer should change its stage; 0 never changes one."""
+    epochs: int = setting(
+        120,
+        "Epochs of the run; the schedule of the learning rate is laid out over them.",
+        least=1,
+        most=10**9,
+    )
+    target_batch: int = setting(
+        128, "Sequences behind one update; a multiple of the micro-batch.", least=1, most=10**7
+    )
+    epoch_timeout_s: float = setting(
+        60.0,
+        "An epoch that is not done by then is closed with what it has. A floor: it has four times "
+        "as long as its work should take, where that is more.",
+        least=1.0,
+        most=86400.0,
+    )
+    eval_every: int = setting(
+        10,
+        "Epochs between evaluations on the held-out text; 0 never evaluates.",
+        least=0,
+        most=10**9,
+    )
+    eval_batches: int = setting(4, "Micro-batches of one evaluation.", least=1, most=10**5)
+    min_replicas: int = setting(
+        1,
+        "Live peers every block stage needs before the first epoch is planned; the ends need one.",
+        least=1,
+        most=1000,
+    )
+    buddy_every: int = setting(
+        5,
+        "Epochs between two copies of an owner's optimizer state at its buddy; 0 keeps none.",
+        least=0,
+        most=10**6,
+    )
+    mixed_precision: bool = setting(
+        False,
+        "A peer on a processor that was measured to be faster in bf16 computes forward and "
+        "backward in it. Parameters, sums of gradients and steps stay as they are. False: "
+        "processors compute in fp32. GPUs compute in bf16 whatever this says.",
+    )
+    reference: bool = setting(
+        False,
+        "The held-out loss is measured before the first step too, and every plan carries it beside "
+        "the training loss of that step: the losses of the model that the run begins from.",
+    )
+    rebalance_every_s: float = setting(
+        60.0,
+        "Seconds between two looks at whether a peer should change its stage; 0 never changes one.",
+        least=0.0,
+        most=86400.0,
+    )

@@ -18,9 +18,9 @@ from collections.abc import (
 import torch
 
 from node.app.assembly import Assembled
-from node.control.words import several
 from node.core.errors import LocalFault, PeerFault, UsageFault, refuse
 from node.core.ids import PeerId
+from node.core.numbers import several
 from node.data.tokenizer import Tokenizer
 from node.data.tokenizer_files import TokenizerFiles
 from node.inference.chat import StopTexts, chat_prompt

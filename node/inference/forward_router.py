@@ -147,12 +147,12 @@ class ForwardRouter:
 
     async def look(self) -> Reroute:
         """Find the peers that answer now and choose the stages to visit. Raises NetworkFault when
-        too few stages have one, or the swarm has not begun."""
+        too few stages have one, or this peer follows no plan yet."""
         plan = self._plan()
         if plan is None:
             raise NetworkFault(
-                "the swarm has not begun: no plan yet",
-                "wait for every stage to have a peer; see tutti status",
+                "this peer follows no plan yet: stages still load, or lack a peer",
+                "try again in a moment;  tutti status  says what is waited for",
             )
         wanted = [s for s in range(1, self.settings.stages + 1) if s not in self.asked]
         cells = [[m.peer for m in plan.stage(s) if m.current] for s in wanted]

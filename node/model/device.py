@@ -13,6 +13,7 @@ import torch
 
 from node.core.errors import OutOfResources, UsageFault
 from node.core.memory import give_freed_back, most_resident
+from node.core.numbers import several
 from node.model.products import prefer_faster
 from node.telemetry import resources
 
@@ -142,7 +143,7 @@ class Device:
         if self.is_cuda:
             what = f"{self.device} {torch.cuda.get_device_name(self.device)}"
         else:
-            what = f"cpu, {torch.get_num_threads()} threads"
+            what = f"cpu, {several(torch.get_num_threads(), 'thread')}"
         return f"{what}, {total / 2**30:.1f} GiB ({free / 2**30:.1f} free)"
 
     def memory_used(self) -> int:

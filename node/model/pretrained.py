@@ -82,7 +82,7 @@ def fields_of(c: Mapping[str, Any], directory: Path) -> tuple[dict[str, Any], in
         raise UsageFault(f"the model in {directory}: {e.what}", e.next_step) from e
     except (TypeError, ValueError, ArithmeticError) as e:
         raise UsageFault(f"{directory}/config.json: {e}", _WHAT) from e
-    build(ModelSettings, fields, "model", {}, source=f"in {directory}/config.json")
+    build(ModelSettings, fields, "model", source=f"in {directory}/config.json")
     return fields, most
 
 

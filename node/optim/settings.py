@@ -4,6 +4,8 @@ owner has the same. Part of the manifest."""
 import math
 from dataclasses import dataclass
 
+from node.core.tables import setting
+
 SCHEDULES = ("linear", "cosine", "constant")
 PEAKS = {"muon": "lr", "shampoo": "shampoo_lr", "soap": "soap_lr", "adamw": "adam_lr"}
 """Method to the field that has its peak rate."""
@@ -16,53 +18,98 @@ different rates."""
 class OptimSettings:
     """A matrix method for the matrices of the blocks, AdamW for the rest."""
 
-    name: str = "muon"
-    """muon | shampoo | soap | adamw (adamw: for every parameter)."""
-    parameters: str = "fp32"
-    """Number format of the parameters that every peer holds and computes with: fp32 | bf16. In a
-    run with bf16 the owner of a part keeps it in fp32 too, as a part of its state (its master,
-    arXiv 1710.03740)."""
-    lr: float = 0.02
-    """Peak learning rate of Muon, in units of its update (unit spectral norm, scaled by sqrt(max(1,
-    rows/cols)))."""
-    momentum: float = 0.95
-    """Muon's and Shampoo's momentum, Nesterov form; SOAP's decay of the first moment."""
-    ns_steps: int = 5
-    """Newton-Schulz iterations."""
-    coefficients: str = "simple"
-    """Coefficients of the iteration: simple | quintic | polar_express | deepseek_v4
-    (``node/optim/gram.py``)."""
-    stack: bool = True
-    """Step matrices side by side, small ones of one shape together. False: one after the other,
-    each on all threads; slower."""
-    shampoo_lr: float = 3e-3
-    """Peak learning rate of Shampoo; its update is scaled to the length of one that changes every
-    number by 1."""
-    soap_lr: float = 3e-3
-    """Peak learning rate of SOAP, in units of AdamW's."""
-    precondition_every: int = 10
-    """Steps between two decompositions of Shampoo's and SOAP's statistics."""
-    precondition_side: int = 10_000
-    """Longest side with a preconditioner. SOAP leaves a longer side as it is; Shampoo leaves such a
-    matrix to AdamW."""
-    adam_lr: float = 3e-3
-    """Peak learning rate of AdamW: embedding, head, norms."""
-    adam_beta1: float = 0.9
-    """AdamW's decay of the first moment."""
-    adam_beta2: float = 0.95
-    """Decay of the second moment, and of Shampoo's and SOAP's statistics."""
-    adam_eps: float = 1e-8
-    """Added to the root of the second moment."""
-    weight_decay: float = 0.0
-    """Decoupled, scaled by the learning rate."""
-    warmup: int = 10
-    """Epochs of linear warm-up."""
-    decay: float = 0.4
-    """Last share of the epochs over which the rate falls; 1: from the first one on."""
-    schedule: str = "linear"
-    """How it falls: linear | cosine (arXiv 1608.03983, without restarts) | constant: not at all."""
-    floor: float = 0.1
-    """Share of the peak that is left in the last epoch."""
+    name: str = setting(
+        "muon",
+        "muon | shampoo | soap | adamw (adamw: for every parameter).",
+        choices=("muon", "shampoo", "soap", "adamw"),
+    )
+    parameters: str = setting(
+        "fp32",
+        "Number format of the parameters that every peer holds and computes with: fp32 | bf16. In "
+        "a run with bf16 the owner of a part keeps it in fp32 too, as a part of its state (its "
+        "master, arXiv 1710.03740).",
+        choices=("fp32", "bf16"),
+    )
+    lr: float = setting(
+        0.02,
+        "Peak learning rate of Muon, in units of its update (unit spectral norm, scaled by "
+        "sqrt(max(1, rows/cols))).",
+        least=0.0,
+        most=100.0,
+    )
+    momentum: float = setting(
+        0.95,
+        "Muon's and Shampoo's momentum, Nesterov form; SOAP's decay of the first moment.",
+        least=0.0,
+        most=0.9999,
+    )
+    ns_steps: int = setting(5, "Newton-Schulz iterations.", least=1, most=20)
+    coefficients: str = setting(
+        "simple",
+        "Coefficients of the iteration: simple | quintic | polar_express | deepseek_v4 "
+        "(node/optim/gram.py).",
+        choices=("simple", "quintic", "polar_express", "deepseek_v4"),
+    )
+    stack: bool = setting(
+        True,
+        "Step matrices side by side, small ones of one shape together. False: one after the other, "
+        "each on all threads; slower.",
+    )
+    shampoo_lr: float = setting(
+        3e-3,
+        "Peak learning rate of Shampoo; its update is scaled to the length of one that changes "
+        "every number by 1.",
+        least=0.0,
+        most=100.0,
+    )
+    soap_lr: float = setting(
+        3e-3, "Peak learning rate of SOAP, in units of AdamW's.", least=0.0, most=100.0
+    )
+    precondition_every: int = setting(
+        10,
+        "Steps between two decompositions of Shampoo's and SOAP's statistics.",
+        least=1,
+        most=10**6,
+    )
+    precondition_side: int = setting(
+        10_000,
+        "Longest side with a preconditioner. SOAP leaves a longer side as it is; Shampoo leaves "
+        "such a matrix to AdamW.",
+        least=1,
+        most=65536,
+    )
+    adam_lr: float = setting(
+        3e-3, "Peak learning rate of AdamW: embedding, head, norms.", least=0.0, most=100.0
+    )
+    adam_beta1: float = setting(0.9, "AdamW's decay of the first moment.", least=0.0, most=0.9999)
+    adam_beta2: float = setting(
+        0.95,
+        "Decay of the second moment, and of Shampoo's and SOAP's statistics.",
+        least=0.0,
+        most=0.999999,
+    )
+    adam_eps: float = setting(
+        1e-8, "Added to the root of the second moment.", least=1e-16, most=1.0
+    )
+    weight_decay: float = setting(
+        0.0, "Decoupled, scaled by the learning rate.", least=0.0, most=10.0
+    )
+    warmup: int = setting(10, "Epochs of linear warm-up.", least=0, most=10**9)
+    decay: float = setting(
+        0.4,
+        "Last share of the epochs over which the rate falls; 1: from the first one on.",
+        least=0.0,
+        most=1.0,
+    )
+    schedule: str = setting(
+        "linear",
+        "How it falls: linear | cosine (arXiv 1608.03983, without restarts) | constant: not at "
+        "all.",
+        choices=SCHEDULES,
+    )
+    floor: float = setting(
+        0.1, "Share of the peak that is left in the last epoch.", least=0.0, most=1.0
+    )
 
     @property
     def masters(self) -> bool:

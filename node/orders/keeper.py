@@ -1,5 +1,5 @@
-"""The service around the machine: looks into the directory, reads and posts orders, keeps the
-newest on the disk, and tells the daemon what is in force.
+"""The service around the machine: looks into the directory, reads and posts orders, keeps those
+that hold on the disk, and tells the daemon what is in force.
 
 Enters: texts of orders, from peers and from the operator. Leaves: calls of ``obey``. Never: the
 work that an order stops; :mod:`node.app.daemon` does that.
@@ -26,7 +26,7 @@ from node.orders.machine import (
     Tick,
     Told,
 )
-from node.orders.order import Order, Verb, read
+from node.orders.order import Order, Verb, read, read_all, together
 from node.telemetry.events import Journal
 
 LOOK_S = 5.0
@@ -37,8 +37,8 @@ BLAME = 1.0
 
 @dataclass(frozen=True, slots=True)
 class OrderPorts:
-    """The keeper's ports. ``keep``: writes the text of an order to the disk, and raises LocalFault
-    if it cannot; ``obey``: an order is in force; ``fault``: counts a fault of a peer; ``pace``:
+    """The keeper's ports. ``keep``: writes the text of orders to the disk, and raises LocalFault if
+    it cannot; ``obey``: an order is in force; ``fault``: counts a fault of a peer; ``pace``:
     factor of the pause between two looks, 1 or more, so that a crowd looks more rarely."""
 
     directory: DirectoryPort
@@ -64,11 +64,14 @@ class OrderKeeper:
         self._blamed: dict[PeerId, bytes] = {}
         """The posting for which a peer was blamed last: it is read again with every look."""
         self._news = asyncio.Event()
-        self._to_post: Order | None = None
-        """An order that the machine wants posted."""
+        self._seen: dict[bytes, tuple[Order, ...]] = {}
+        """Postings of the last look, which several peers make alike, and the orders in them."""
+        self._to_post: tuple[Order, ...] = ()
+        """Orders that the machine wants posted."""
         if kept:
             try:
-                self._feed(Told(self.read(kept), kept=True))
+                for order in self._read_all(kept):
+                    self._feed(Told(order, kept=True))
             except Refused as e:
                 ports.journal.emit("daemon", "order-ignored", f"on the disk: {e}", "warning")
 
@@ -76,8 +79,18 @@ class OrderKeeper:
 
     @property
     def known(self) -> Order | None:
-        """The order that counts; None before the first one."""
+        """The order that outranks the others; None before the first one."""
         return self.orders.known
+
+    @property
+    def number(self) -> int:
+        """The largest number of an order that holds; 0 before the first one."""
+        return max((order.number for order in self.orders.held), default=0)
+
+    @property
+    def text(self) -> str:
+        """The text of all orders that hold, for other peers."""
+        return together(self.orders.held)
 
     @property
     def paused(self) -> bool:
@@ -90,8 +103,7 @@ class OrderKeeper:
         return self._is_in_force(Verb.END)
 
     def _is_in_force(self, verb: Verb) -> bool:
-        order = self.orders.in_force
-        return order is not None and order.verb is verb
+        return any(order.verb is verb for order in self.orders.obeyed)
 
     # ----------------------------------------------------------- orders in
 
@@ -99,23 +111,30 @@ class OrderKeeper:
         """The order in a text. Raises Refused."""
         return read(self._run_id, self._owner, text)
 
+    def _read_all(self, text: str) -> tuple[Order, ...]:
+        return read_all(self._run_id, self._owner, text)
+
     def give(self, text: str) -> Order:
         """Take an order from the operator of this daemon, and return it. Raises Refused for one
         that the owner did not sign for this run, and for one that does not count any more."""
         order = self.read(text)
-        known = self.known
-        if known is not None and order != known and not order.outranks(known):
-            what = f"order {order.number} is older than order {known.number}, which is known here"
-            if known.verb is Verb.END:
-                what = "the run was ended, and an end is final"
+        held = self.orders.of_kind(order)
+        if held is not None and order != held and not order.outranks(held):
+            what = f"order {order.number} is older than order {held.number}, which is known here"
             raise Refused(what, "see  tutti status")
+        if self.ended and order != held:
+            raise Refused("the run was ended, and an end is final", "see  tutti status")
+        if self.paused and order.verb is Verb.PAUSE and order.begins > self._ports.clock.wall():
+            # It would replace the pause that holds, and peers that join would work until then.
+            raise Refused("the run is paused already", "let it go on first:  tutti swarm resume")
         self._feed(Told(order))
         return order
 
     def hear(self, text: str) -> None:
-        """Take an order that another peer has told; one that is none is ignored."""
+        """Take orders that another peer has told; a text that holds none is ignored."""
         try:
-            self._feed(Told(self.read(text)))
+            for order in self._read_all(text):
+                self._feed(Told(order))
         except Refused as e:
             self._ports.journal.emit("daemon", "order-ignored", str(e), "warning")
 
@@ -123,15 +142,21 @@ class OrderKeeper:
         """Look into the directory once. A peer that posts what is no order of the owner is blamed
         for it, once for each posting."""
         found = await self._ports.directory.look(ORDERS)
-        orders: dict[PeerId, Order] = {}
+        orders: dict[PeerId, tuple[Order, ...]] = {}
         for peer, posting in found.items():
             try:
-                orders[peer] = self.read(posting.body.decode("ascii"))
+                held = self._seen.get(posting.body)
+                if held is None:
+                    held = self._read_all(posting.body.decode("ascii"))
+                    self._seen[posting.body] = held
+                orders[peer] = held
             except (Refused, UnicodeDecodeError) as e:
                 if self._blamed.get(peer) != posting.body:
                     self._ports.fault(peer, f"posts an order that is none: {e}", BLAME)
                 self._blamed[peer] = posting.body
         self._blamed = {peer: body for peer, body in self._blamed.items() if peer in found}
+        there = {posting.body for posting in found.values()}
+        self._seen = {body: held for body, held in self._seen.items() if body in there}
         self._feed(Looked(orders))
 
     async def run(self) -> None:
@@ -162,30 +187,30 @@ class OrderKeeper:
         clock = self._ports.clock
         for action in self.orders.handle(event, clock.now(), clock.wall()):
             match action:
-                case Keep(order):
-                    self._keep(order)
+                case Keep(order, held):
+                    self._keep(order, held)
                 case Obey(order):
                     self._ports.obey(order)
-                case Post(order):
-                    self._to_post = order
+                case Post(held):
+                    self._to_post = held
                     self._news.set()
 
     async def _post(self) -> None:
-        order = self._to_post
-        if order is None:
+        orders = self._to_post
+        if not orders:
             return
-        stored = await self._ports.directory.post(ORDERS, order.text.encode(), LIFE_S)
+        stored = await self._ports.directory.post(ORDERS, together(orders).encode(), LIFE_S)
         # What no node has stored is posted again after the next look.
-        if stored and self._to_post is order:
-            self._to_post = None
+        if stored and self._to_post is orders:
+            self._to_post = ()
 
-    def _keep(self, order: Order) -> None:
+    def _keep(self, order: Order, held: tuple[Order, ...]) -> None:
         journal = self._ports.journal
         wall = self._ports.clock.wall()
         text = f"{order.verb} of the run, {order.words(wall)}"
         journal.emit("daemon", "order", text, number=order.number, verb=order.verb.value)
         try:
-            self._ports.keep(order.text)
+            self._ports.keep(together(held))
         except LocalFault as e:
             text = f"a restart forgets the order of the run's owner: {e}"
             journal.emit("daemon", "order-not-kept", text, "warning")

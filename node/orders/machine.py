@@ -5,11 +5,12 @@ Enters: orders whose signatures were checked, looks at the directory, and time. 
 :class:`Keep`, :class:`Obey`, :class:`Post`. Never: a clock, a signature, a stage.
 
 An order is in force from its own moment on, which all peers know before: so they finish the same
-epoch. Every peer may post the order that it knows, and the first few in PeerId order do, so that
-an owner who is away is not needed.
+epoch. One order of each kind is kept, so a pause holds until an end that comes later. Every peer
+may post the orders that it knows, and the first few in PeerId order do, so that an owner who is
+away is not needed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from node.core.ids import PeerId
@@ -33,9 +34,9 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The orders in the directory, by the peer that has posted each. The own one may be there."""
+    """The orders in the directory, by the peer that has posted them. The own ones may be there."""
 
-    orders: Mapping[PeerId, Order]
+    orders: Mapping[PeerId, Sequence[Order]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,10 @@ OrderEvent = Told | Looked | Tick
 
 @dataclass(frozen=True, slots=True)
 class Keep:
-    """Write a newer order to the disk."""
+    """Write the orders that hold to the disk; ``newer`` is one of them."""
 
-    order: Order
+    newer: Order
+    orders: tuple[Order, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,24 +64,40 @@ class Obey:
 
 @dataclass(frozen=True, slots=True)
 class Post:
-    """Post an order for :data:`LIFE_S` seconds."""
+    """Post the orders that hold for :data:`LIFE_S` seconds."""
 
-    order: Order
+    orders: tuple[Order, ...]
 
 
 OrderAction = Keep | Obey | Post
 
 
 class Orders:
-    """The machine. ``known``: the order that counts, None before the first one; ``in_force``: the
-    one that was obeyed last."""
+    """The machine. ``held``: the order that counts of each kind, an end last; ``obeyed``: held
+    orders that are in force."""
 
     def __init__(self, me: PeerId) -> None:
         self.me = me
-        self.known: Order | None = None
-        self.in_force: Order | None = None
-        self._posted: tuple[Order, float] | None = None
-        """The order that this peer posted last, and the time of the posting."""
+        self.held: tuple[Order, ...] = ()
+        self.obeyed: frozenset[Order] = frozenset()
+        self._posted: tuple[tuple[Order, ...], float] | None = None
+        """The orders that this peer posted last, and the time of the posting."""
+
+    @property
+    def known(self) -> Order | None:
+        """The order that outranks the others; None before the first one."""
+        if not self.held:
+            return None
+        return self.held[-1]
+
+    @property
+    def in_force(self) -> Order | None:
+        """The order in force that outranks the others; None for none."""
+        return next((order for order in reversed(self.held) if order in self.obeyed), None)
+
+    def of_kind(self, order: Order) -> Order | None:
+        """The order held of the same kind as this one."""
+        return next((held for held in self.held if held.is_final is order.is_final), None)
 
     def handle(self, event: OrderEvent, now: float, wall: float) -> list[OrderAction]:
         """Handle one event. ``now``: seconds of a clock that nobody sets; ``wall``: Unix
@@ -90,51 +108,65 @@ class Orders:
                 done += self._learn(order, kept)
                 if done and not kept:
                     done += self._post(now)
-            case Looked(orders):
-                for order in orders.values():
-                    done += self._learn(order, False)
-                if self._should_post(orders, now):
+            case Looked(told):
+                for orders in told.values():
+                    for order in orders:
+                        done += self._learn(order, False)
+                if self._should_post(told, now):
                     done += self._post(now)
             case Tick():
                 pass
         return done + self._due(wall)
 
     def due_s(self, wall: float) -> float | None:
-        """Seconds until the known order is in force; None if it is, or there is none."""
-        if self.known is None or self.known == self.in_force:
+        """Seconds until a held order is in force; None if all are."""
+        waiting = [order.begins for order in self._waiting()]
+        if not waiting:
             return None
-        return max(0.0, self.known.begins - wall)
+        return max(0.0, min(waiting) - wall)
+
+    def _waiting(self) -> list[Order]:
+        """The held orders that are not in force yet. Beside an end that is, none is any more."""
+        if any(order.is_final for order in self.obeyed):
+            return []
+        return [order for order in self.held if order not in self.obeyed]
 
     def _learn(self, order: Order, kept: bool) -> list[OrderAction]:
-        if not order.outranks(self.known):
+        if not order.outranks(self.of_kind(order)):
             return []
-        self.known = order
+        if any(held.is_final for held in self.obeyed):
+            return []
+        others = [held for held in self.held if held.is_final is not order.is_final]
+        self.held = tuple(sorted([*others, order], key=lambda o: o.is_final))
+        self.obeyed &= {*self.held}
         if kept:
             return []
-        return [Keep(order)]
+        return [Keep(order, self.held)]
 
     def _due(self, wall: float) -> list[OrderAction]:
-        known = self.known
-        if known is None or known == self.in_force or known.begins > wall:
+        due = [order for order in self._waiting() if order.begins <= wall]
+        if not due:
             return []
-        self.in_force = known
-        return [Obey(known)]
+        if due[-1].is_final:
+            due = due[-1:]
+        self.obeyed |= {*due}
+        return [Obey(order) for order in due]
 
-    def _should_post(self, orders: Mapping[PeerId, Order], now: float) -> bool:
-        """Return True if too few peers before this one post the known order, and this peer has not
-        posted it a short time ago."""
-        known = self.known
-        if known is None:
+    def _should_post(self, told: Mapping[PeerId, Sequence[Order]], now: float) -> bool:
+        """Return True if too few peers before this one post the held orders, and this peer has not
+        posted them a short time ago."""
+        held = self.held
+        if not held:
             return False
-        before = [peer for peer, order in orders.items() if order == known and peer < self.me]
+        before = [p for p, orders in told.items() if tuple(orders) == held and p < self.me]
         if len(before) >= POSTERS:
             return False
-        if self._posted is None or self._posted[0] != known or self.me not in orders:
+        if self._posted is None or self._posted[0] != held or self.me not in told:
             return True
         return now - self._posted[1] >= RENEW_S
 
     def _post(self, now: float) -> list[OrderAction]:
-        if self.known is None:
+        if not self.held:
             return []
-        self._posted = self.known, now
-        return [Post(self.known)]
+        self._posted = self.held, now
+        return [Post(self.held)]

@@ -2,12 +2,13 @@
 peer tells. Leaves: the signed text, or the order in it. Never: a file, a socket.
 
 The text is the signature in base64, a line feed, and the signed JSON. It names the run, so it is
-worth nothing in another.
+worth nothing in another. An order has one text: peers compare orders by it.
 """
 
-import base64
 import json
+import shlex
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -15,11 +16,14 @@ from typing import Any
 from node.availability.words import ago, rounded
 from node.core.errors import Refused, UsageFault
 from node.core.ids import PeerId, RunId
-from node.identity.keys import Identity, verify
+from node.identity.keys import Identity
+from node.identity.signed_text import sign_text, signed_body
 
 DOMAIN = "tutti/order/1"
-MAX_ORDER = 1024
-"""Characters of a signed order, all of them ASCII, so that it fits in a posting."""
+MAX_ORDER = 1023
+"""Characters of a signed order, all of them ASCII, so that one of each kind fits in a posting."""
+KINDS = 2
+"""Kinds of orders that hold beside each other: a pause or a resume, and an end."""
 MAX_REASON = 120
 """Characters of the owner's reason."""
 MAX_NUMBER = 1 << 53
@@ -56,7 +60,20 @@ class Order:
         return self._rank() > other._rank()
 
     def _rank(self) -> tuple[bool, int, str]:
-        return self.verb is Verb.END, self.number, self.text
+        return self.is_final, self.number, self.text
+
+    @property
+    def is_final(self) -> bool:
+        """True for an end. Pauses and resumes are of the other kind, and replace each other."""
+        return self.verb is Verb.END
+
+    def sentence(self, wall: float) -> str:
+        """The order as what happened to the run: "was paused by the run's owner 12 min ago"."""
+        done = {Verb.PAUSE: "paused", Verb.RESUME: "resumed", Verb.END: "ended"}[self.verb]
+        verb = "was"
+        if self.begins > wall:
+            verb = "will be"
+        return f"{verb} {done} {self.words(wall)}"
 
     def words(self, wall: float) -> str:
         """The order as a part of a sentence: "by the run's owner 12 min ago: 'moving disks'";
@@ -71,14 +88,22 @@ class Order:
 
 
 class RunEnded(Refused):
-    """The owner of the run has ended it, so no peer takes part any more."""
+    """The owner of the run has ended it, so no peer takes part any more. ``next_step``: advice for
+    this machine's people, by :func:`going_on` for the owner."""
 
-    def __init__(self, order: Order) -> None:
-        super().__init__(
-            f"this run was ended {order.words(time.time())}",
-            "its owner goes on from the last epoch with another run:  tutti swarm init --continue "
-            "swarm.toml ; ask for an invite to that one",
-        )
+    def __init__(self, order: Order, next_step: str = "") -> None:
+        invited = "its owner may go on in another run: ask for an invite to that one"
+        super().__init__(f"this run {order.sentence(time.time())}", next_step or invited)
+
+
+def going_on(epochs: int, file: str) -> str:
+    """Advice for the owner of an ended run: the way to train on from its last epoch, or to export
+    it. ``epochs``: number of the run; ``file``: its manifest on this machine."""
+    return (
+        "go on from its last epoch in another run, and export it from there:  tutti swarm init "
+        f"--continue {shlex.quote(file)} more.toml --epochs {2 * epochs} , then  tutti start "
+        "more.toml  and  tutti export DIR"
+    )
 
 
 def next_number(known: int, wall: float) -> int:
@@ -125,7 +150,7 @@ def signed(
             "reason": reason,
         }
     )
-    text = base64.b64encode(identity.sign(body.encode(), DOMAIN)).decode() + "\n" + body
+    text = sign_text(identity, body, DOMAIN)
     if len(text) > MAX_ORDER:
         raise UsageFault(
             f"the reason does not fit into an order of {MAX_ORDER} characters", "shorten it"
@@ -135,12 +160,11 @@ def signed(
 
 def read(run_id: RunId, owner: str, text: str) -> Order:
     """The order in a text. Raises Refused, with the reason, for one that nobody may obey: too long,
-    of another run, not signed by the owner."""
+    of another run, not signed by the owner, or spelled in another way than :func:`signed` does."""
     if len(text) > MAX_ORDER:
         raise Refused(f"an order of {len(text)} characters, at most {MAX_ORDER} are read", _AGAIN)
-    signature, _, body = text.partition("\n")
     try:
-        verify(PeerId(owner), body.encode(), base64.b64decode(signature, validate=True), DOMAIN)
+        body = signed_body(PeerId(owner), text, DOMAIN)
         table: dict[str, Any] = json.loads(body)
         if set(table) != {"run", "number", "verb", "begins", "reason"}:
             raise ValueError("other fields than an order has")
@@ -156,11 +180,42 @@ def read(run_id: RunId, owner: str, text: str) -> Order:
         if type(reason) is not str or len(reason) > MAX_REASON or not reason.isprintable():
             raise ValueError("its reason is no line of text")
         verb = Verb(table["verb"])
+        if body != _packed(table):
+            raise ValueError("its JSON is spelled in another way than an order is")
     except (ValueError, TypeError, RecursionError, Refused) as e:
         raise Refused(
             f"not an order that the owner signed for this run: {str(e)[:200]}", _AGAIN
         ) from e
     return Order(number, verb, float(begins), reason, text)
+
+
+def together(orders: Iterable[Order]) -> str:
+    """The text of the orders that hold, one of each kind: the lines of each, in their order."""
+    return "\n".join(order.text for order in orders)
+
+
+def read_all(run_id: RunId, owner: str, text: str) -> tuple[Order, ...]:
+    """The orders in a text of :func:`together`. Raises Refused as :func:`read`, and for a text that
+    holds no order, two of a kind, or an end before another."""
+    lines = text.split("\n", 2 * KINDS)
+    found: list[Order] = []
+    for at in range(0, max(len(lines), 1), 2):
+        found.append(read(run_id, owner, "\n".join(lines[at : at + 2])))
+    if [order.is_final for order in found] not in ([False], [True], [False, True]):
+        raise Refused("not one order of each kind, and an end as the last", _AGAIN)
+    return tuple(found)
+
+
+def ended(run_id: RunId, owner: str, text: str, wall: float) -> Order | None:
+    """The order in a text of :func:`together` that has ended the run by ``wall``, in Unix seconds;
+    None for any other text."""
+    try:
+        last = read_all(run_id, owner, text)[-1]
+    except Refused:
+        return None
+    if last.verb is Verb.END and last.begins <= wall:
+        return last
+    return None
 
 
 def _packed(table: dict[str, Any]) -> str:

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from node.core.errors import refuse
+from node.core.tables import setting
 from node.wire.coding.formats import BLOCKWISE
 
 
@@ -18,28 +20,56 @@ def forward_only_wire(wire: str) -> str:
 class PipelineSettings:
     """Agreed by the swarm."""
 
-    stages: int = 3
-    """Block stages."""
-    micro_batch: int = 16
-    """Sequences in one micro-batch."""
-    wire: str = "fp32"
-    """Number format of activations and their gradients on the wire: fp32, bf16, fp16, int8, int4.
-    int8 and int4 have a scale for every 256 and 64 numbers, and evaluations and texts travel as
-    bf16 beside them."""
-    wire_least: str = ""
-    """Coarsest number format that a plan may give to the tensors between two peers: bf16, fp16,
-    int8, int4. A link whose bytes would take longer than the work of the busiest device gets a
-    coarser one than pipeline.wire. Empty: all links have pipeline.wire."""
-    forward_timeout_s: float = 30.0
-    """Seconds within which a hop must answer DONE; later it is treated as failed for this
-    micro-batch. Where the plan gives an epoch more than ``training.epoch_timeout_s``, this time is
-    multiplied by the same factor."""
-    may_skip: float = 0.0
-    """Share of the block stages that a micro-batch may leave out when no replica of them can be
-    reached; 0: it is dropped instead."""
-    watch: float = 8.0
-    """Most mean absolute deviations between a tensor's size and the usual size of its stage; a
-    tensor further off is refused; 0: none is."""
+    stages: int = setting(3, "Block stages.", least=1, most=4096)
+    micro_batch: int = setting(16, "Sequences in one micro-batch.", least=1, most=65536)
+    wire: str = setting(
+        "fp32",
+        "Number format of activations and their gradients on the wire: fp32, bf16, fp16, int8, "
+        "int4. int8 and int4 have a scale for every 256 and 64 numbers, and evaluations and texts "
+        "travel as bf16 beside them.",
+        choices=("fp32", "bf16", "fp16", "int8", "int4"),
+    )
+    wire_least: str = setting(
+        "",
+        "Coarsest number format that a plan may give to the tensors between two peers: bf16, fp16, "
+        "int8, int4. A link whose bytes would take longer than the work of the busiest device gets "
+        "a coarser one than pipeline.wire. Empty: all links have pipeline.wire.",
+        pattern="(bf16|fp16|int8|int4)?",
+        says="bf16, fp16, int8, int4, or empty",
+    )
+    forward_timeout_s: float = setting(
+        30.0,
+        "Seconds within which a hop must answer DONE; later it is treated as failed for this "
+        "micro-batch. Where the plan gives an epoch more than training.epoch_timeout_s, this time "
+        "is multiplied by the same factor.",
+        least=0.1,
+        most=3600.0,
+    )
+    may_skip: float = setting(
+        0.0,
+        "Share of the block stages that a micro-batch may leave out when no replica of them can be "
+        "reached; 0: it is dropped instead.",
+        least=0.0,
+        most=1.0,
+    )
+    watch: float = setting(
+        8.0,
+        "Most mean absolute deviations between a tensor's size and the usual size of its stage; a "
+        "tensor further off is refused; 0: none is.",
+        least=0.0,
+        most=1000.0,
+    )
+
+    def check(self) -> None:
+        """Raises UsageFault for number formats that cannot hold together."""
+        refuse(
+            (
+                self.wire_least and len(self.wires) < 2,
+                f'pipeline.wire_least = "{self.wire_least}"',
+                f'must be coarser than pipeline.wire = "{self.wire}", or empty; from fine to '
+                "coarse: fp32, bf16 or fp16, int8, int4",
+            ),
+        )
 
     @property
     def wires(self) -> tuple[str, ...]:
@@ -74,16 +104,31 @@ TEXTS = 1 << 30
 class PipelineLimits:
     """Limits of this peer; a manifest cannot change them."""
 
-    stash_bytes: int = 0
-    """Activations kept for backward; a forward beyond it is answered BUSY. 0: room for
-    ``in_flight`` micro-batches, and for more of them up to 1 GiB where there is memory."""
-    in_flight: int = 8
-    """Micro-batches an ends peer keeps under way at once."""
-    text_bytes: int = 0
-    """Keys and values of texts that are generated, which are kept so that a token is a pass over
-    itself alone. 0: up to 1 GiB where there is memory beside everything else."""
-    recompute: str = "auto"
-    """Work that a stage computes again for a backward instead of keeping its results: off, layers,
-    stage; auto: as little as makes it fit into the memory."""
-    backward_first: bool = True
-    """Backward jobs go before forward ones on the device; False serves them in order of arrival."""
+    stash_bytes: int = setting(
+        0,
+        "Activations kept for backward; a forward beyond it is answered BUSY. 0: room for "
+        "in_flight micro-batches, and for more of them up to 1 GiB where there is memory.",
+        least=0,
+        most=1 << 50,
+    )
+    in_flight: int = setting(
+        8, "Micro-batches an ends peer keeps under way at once.", least=1, most=10000
+    )
+    text_bytes: int = setting(
+        0,
+        "Keys and values of texts that are generated, which are kept so that a token is a pass "
+        "over itself alone. 0: up to 1 GiB where there is memory beside everything else.",
+        least=0,
+        most=1 << 50,
+    )
+    recompute: str = setting(
+        "auto",
+        "Work that a stage computes again for a backward instead of keeping its results: off, "
+        "layers, stage; auto: as little as makes it fit into the memory.",
+        choices=("auto", "off", "layers", "stage"),
+    )
+    backward_first: bool = setting(
+        True,
+        "Backward jobs go before forward ones on the device; False serves them in order of "
+        "arrival.",
+    )

@@ -232,11 +232,13 @@ def check_free(
         try:
             probe.bind((host, port))
         except OSError as e:
-            raise taken(host, port, setting, kind, e.strerror or str(e)) from e
+            option = f"--set {setting}=PORT"
+            raise taken(host, port, option, kind, e.strerror or str(e)) from e
 
 
-def taken(host: str, port: int, setting: str, kind: socket.SocketKind, why: str) -> NetworkFault:
-    """The NetworkFault for a port that cannot be bound because of ``why``."""
+def taken(host: str, port: int, option: str, kind: socket.SocketKind, why: str) -> NetworkFault:
+    """The NetworkFault for a port that cannot be bound because of ``why``. ``option``: the one that
+    names another PORT."""
     protocol = "udp"
     if kind == socket.SOCK_STREAM:
         protocol = "tcp"
@@ -244,7 +246,7 @@ def taken(host: str, port: int, setting: str, kind: socket.SocketKind, why: str)
         f"cannot listen on {protocol} port {port} of {host}: "
         f"{why.lower()}{_holder(port, protocol)}",
         f"see who has it with `ss -{protocol[0]}lnp 'sport = :{port}'` and stop that, or "
-        f"take another port with  --set {setting}=PORT  (0: any)",
+        f"take another port with  {option}  (0: any)",
     )
 
 

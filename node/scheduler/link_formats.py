@@ -7,7 +7,7 @@ for less than they compute.
 A link gets the finest format in which its bytes, those that its sender sends to all, and those that
 its receiver receives from all, take no longer than :data:`SHARE` of the work of the busiest device.
 If there is none, it gets the coarsest. All links of a peer count together because they usually
-share its line.
+share its line. Of more links than a plan can name, those with the slowest lines get their format.
 """
 
 from collections import Counter
@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from node.core.ids import PeerId
-from node.core.journey import Path
+from node.core.journey import MOST_LINKS, Path
 from node.scheduler.costs import Costs
 
 Link = tuple[PeerId, PeerId]
@@ -46,8 +46,9 @@ def link_formats(
     sizes: Mapping[str, int],
     before: Mapping[Link, str],
 ) -> dict[Link, str]:
-    """Formats of the links that get another one than the run's. ``sizes``: bytes of a tensor in
-    each allowed format, the run's first, falling; ``before``: formats of the plan before."""
+    """Formats of the links that get another one than the run's, at most :data:`MOST_LINKS`.
+    ``sizes``: bytes of a tensor in each allowed format, the run's first, falling; ``before``:
+    formats of the plan before."""
     formats = list(sizes)
     if len(formats) < 2:
         return {}
@@ -62,6 +63,7 @@ def link_formats(
         sent[a] += seconds  # pyright: ignore[reportArgumentType] - seconds, not counts
         received[b] += seconds  # pyright: ignore[reportArgumentType]
     found: dict[Link, str] = {}
+    ratios: dict[Link, float] = {}
     for a, b in tensors:
         if not costs.body(a, b):
             continue
@@ -78,7 +80,9 @@ def link_formats(
             ]
         if chosen != formats[0]:
             found[a, b] = chosen
-    return found
+            ratios[a, b] = ratio
+    slowest = sorted(found, key=lambda link: (-ratios[link], -costs.body(*link), link))
+    return {link: found[link] for link in slowest[:MOST_LINKS]}
 
 
 def _finest(formats: Sequence[str], sizes: Mapping[str, int], ratio: float, most: float) -> str:

@@ -5,27 +5,44 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from node.core.errors import refuse
+from node.core.tables import setting
 
 
 @dataclass(frozen=True)
 class SchedulerSettings:
     """Which stages and peers every micro-batch visits."""
 
-    paths: str = "planned"
-    """planned: laid by the measured costs of peers and links | round-robin: replicas take turns by
-    speed."""
-    skip: float = 0.0
-    """Share of the block stages that every micro-batch leaves out by plan, each in its turn; 0:
-    none. The ends are never left out."""
-    max_swaps: int = 0
-    """How often, and how far in all, a path may go back behind the furthest stage it has been at;
-    0: stages in order."""
-    max_jump: int = 0
-    """Stages a path may go ahead at once; 0: no bound."""
+    paths: str = setting(
+        "planned",
+        "planned: laid by the measured costs of peers and links | round-robin: replicas take turns "
+        "by speed.",
+        choices=("planned", "round-robin"),
+    )
+    skip: float = setting(
+        0.0,
+        "Share of the block stages that every micro-batch leaves out by plan, each in its turn; 0: "
+        "none. The ends are never left out.",
+        least=0.0,
+        most=0.999,
+    )
+    max_swaps: int = setting(
+        0,
+        "How often, and how far in all, a path may go back behind the furthest stage it has been "
+        "at; 0: stages in order.",
+        least=0,
+        most=4096,
+    )
+    max_jump: int = setting(
+        0, "Stages a path may go ahead at once; 0: no bound.", least=0, most=4096
+    )
 
-    keep_first: int = 0
-    """Number of first block stages that are on every path while somebody holds them; the others
-    share the remaining visits."""
+    keep_first: int = setting(
+        0,
+        "Number of first block stages that are on every path while somebody holds them; the others "
+        "share the remaining visits.",
+        least=0,
+        most=4096,
+    )
 
     def hops(self, stages: int) -> int:
         """Block stages of every path, of ``stages`` there are."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -12,8 +14,9 @@ import grpc.aio
 import uvicorn
 
 from node.control.client import as_fault
-from node.core.errors import ExitCode, OutOfResources, UsageFault
+from node.core.errors import ExitCode, UsageFault
 from node.core.home import socket_target
+from node.reach.interfaces import taken
 from node.serve.app import Endpoint
 from node.serve.loopback import is_loopback
 from protos import control_pb2
@@ -64,7 +67,7 @@ class ControlDaemon:
 
 def listen(host: str, port: int, token: str, verb: str = "serve") -> socket.socket:
     """A socket that listens for ``tutti VERB``. Raises UsageFault for an address that others reach
-    without a token and for a token that no header can carry, OutOfResources for an address that is
+    without a token and for a token that no header can carry, NetworkFault for an address that is
     taken."""
     if not token.isascii() or not token.isprintable() or token != token.strip():
         raise UsageFault(
@@ -82,10 +85,11 @@ def listen(host: str, port: int, token: str, verb: str = "serve") -> socket.sock
         family, _, _, _, address = found[0]
         made = socket.create_server(address[:2], family=family, backlog=512)
     except OSError as e:
-        raise OutOfResources(
-            f"cannot listen on {host} port {port}: {e.strerror or e}",
-            "choose another  --port , or 0 for any",
-        ) from e
+        # The words of create_server repeat the address.
+        why = e.strerror or str(e)
+        if e.errno is not None and e.errno in errno.errorcode:
+            why = os.strerror(e.errno)
+        raise taken(host, port, "--port PORT", socket.SOCK_STREAM, why) from e
     return made
 
 

@@ -9,8 +9,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from node.control.words import several
 from node.core.errors import ExitCode, UsageFault, writing
+from node.core.numbers import several
 from node.manifest import Manifest, read_manifest
 from node.sim.faults import Schedule, lay
 from node.sim.run import ScheduleOutcome, run, shrink

@@ -108,6 +108,9 @@ class LocalCheckpoints:
         self._saving: asyncio.Task[bool] | None = None
         self._written: Version | None = None
         """Version that is being written or was written last."""
+        self.newest: Version | None = None
+        """Version that is on the disk as the newest one of this peer, since its start. Later ones
+        there are of a history that the run gave up."""
         self._goes_on = threading.Event()
         """Cleared to give up the writing under way."""
         self._writer = ThreadPoolExecutor(1, "checkpoint", initializer=yield_to_others)
@@ -268,6 +271,7 @@ class LocalCheckpoints:
                     known = set(self.versions())
                 for snapshot in snapshots:
                     if snapshot.version in known:
+                        self.newest = snapshot.version
                         continue
                     beside = [s.version.epoch for s in snapshots]
                     writing = self._write(snapshot, settled_at, beside=beside, hurried=True)
@@ -301,12 +305,13 @@ class LocalCheckpoints:
     ) -> bool:
         """Write one checkpoint, on a thread of low priority unless ``hurried``. Return False if it
         is not on disk."""
-        epoch = snapshot.version.epoch
+        version = snapshot.version
+        epoch = version.epoch
         nbytes = snapshot.nbytes
         stride = self._schedule.stride
         began = self._now()
         self._size = max(self._size, nbytes)
-        self._written = snapshot.version
+        self._written = version
         goes_on = threading.Event()
         goes_on.set()
         self._goes_on = goes_on
@@ -348,6 +353,7 @@ class LocalCheckpoints:
             text = f"{error}; {error.next_step}"
             self._journal.emit("checkpoint", "checkpoint-failed", text, "error", epoch=epoch)
             return False
+        self.newest = version
         seconds = self._now() - began
         self._schedule.written(settled_at, seconds)
         self._found(bad)

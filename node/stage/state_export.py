@@ -15,6 +15,7 @@ from node.checkpoint.state import StateKind, by_part
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version
+from node.core.numbers import several
 from node.core.tasks import Tasks
 from node.optim.settings import OptimSettings
 from node.optim.state_replica import Spares, VersionTrail, wards
@@ -263,7 +264,7 @@ class StateExport:
                 say(
                     "optim",
                     "spare-failed",
-                    f"no copy of {len(names) - done} parts of {short(ward)}: {error}",
+                    f"no copy of {several(len(names) - done, 'part')} of {short(ward)}: {error}",
                     "debug",
                     peer=ward,
                 )
@@ -277,8 +278,8 @@ class StateExport:
             say(
                 "optim",
                 "spare-kept",
-                f"keeps a copy of the optimizer state of {done} parts of {short(ward)}, epoch "
-                f"{version.epoch}",
+                f"keeps a copy of the optimizer state of {several(done, 'part')} of {short(ward)}, "
+                f"epoch {version.epoch}",
                 "debug",
                 parts=done,
                 epoch=version.epoch,
@@ -313,14 +314,15 @@ class StateExport:
             if plan is None or plan.last:
                 return True  # a run that has not begun, or is complete, needs none of it
             if not any(m.peer != self.me for m in plan.stage(self.stage.stage)):
-                text = f"nobody else is here to take the state of {len(held)} parts"
+                text = f"nobody else is here to take the state of {several(len(held), 'part')}"
                 say("optim", "not-handed-over", text, "warning", parts=len(held))
                 return False
             left = [name for name, keys in held.items() if not self._is_given(name, keys, began)]
             working = plan.epoch >= self.stage.version.epoch
             if not left and not (working and not held):
                 if held:
-                    text = f"others have the optimizer state of all {len(held)} parts"
+                    parts = several(len(held), "part")
+                    text = f"others have the optimizer state of {parts}, all of them"
                     epoch = self.stage.version.epoch
                     say("optim", "handed-over", text, parts=len(held), epoch=epoch)
                 return True
@@ -330,7 +332,8 @@ class StateExport:
             except TimeoutError:
                 if not left:
                     return True
-                text = f"nobody fetched the optimizer state of {len(left)} of {len(held)} parts"
+                of = several(len(held), "part")
+                text = f"nobody fetched the optimizer state of {len(left)} of {of}"
                 say("optim", "not-handed-over", text, "warning", parts=len(left))
                 return False
 

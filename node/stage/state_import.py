@@ -17,6 +17,7 @@ from node.checkpoint.state import StateKind, StateSnapshot, by_part
 from node.core.errors import PeerFault, StepFault, WireError
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version, lineage
+from node.core.numbers import several
 from node.core.tasks import Tasks
 from node.optim.parts import state_shapes
 from node.optim.settings import OptimSettings
@@ -244,7 +245,7 @@ class StateImport:
             self._engines.journal.emit(
                 "optim",
                 "state-moved",
-                f"took over the optimizer state of {came} parts from {short(donor)}",
+                f"took over the optimizer state of {several(came, 'part')} from {short(donor)}",
                 parts=came,
                 epoch=base.epoch,
                 peer=donor,
@@ -377,7 +378,7 @@ class StateImport:
             self._engines.journal.emit(
                 "optim",
                 "state-lost",
-                f"{count} parts go on without optimizer state: {why}, and no copy came",
+                f"no optimizer state for {several(count, 'part')}: {why}, and no copy came",
                 "warning",
                 epoch=plan.epoch,
                 parts=count,
@@ -391,7 +392,7 @@ class StateImport:
             say(
                 "optim",
                 "state-moved",
-                f"took over the optimizer state of {parts} parts from a copy",
+                f"took over the optimizer state of {several(parts, 'part')} from a copy",
                 parts=parts,
                 epoch=plan.epoch,
             )
@@ -400,8 +401,8 @@ class StateImport:
             say(
                 "optim",
                 "momentum-old",
-                f"{parts} parts go on with a copy of their optimizer state that is {age} epochs "
-                "old",
+                f"goes on with a copy of the optimizer state of {several(parts, 'part')} that is "
+                f"{several(age, 'epoch')} old",
                 "warning",
                 epoch=plan.epoch,
                 parts=parts,

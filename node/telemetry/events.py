@@ -126,13 +126,20 @@ class Subscription(AsyncIterator[Event], AbstractContextManager["Subscription"])
 
 class Journal:
     """The record of one process. ``keep`` newest events stay readable; every event goes to every
-    sink. Texts show the names in :attr:`names` before the short ids of peers."""
+    sink. Texts show the names in :attr:`names` before the short ids of peers. ``finish(text)``: the
+    text as people read it."""
 
     def __init__(
-        self, sinks: Iterable[Sink] = (), *, clock: Clock | None = None, keep: int = 2_000
+        self,
+        sinks: Iterable[Sink] = (),
+        *,
+        clock: Clock | None = None,
+        keep: int = 2_000,
+        finish: Callable[[str], str] = str,
     ) -> None:
         self._clock = clock or SystemClock()
         self.names = Names()
+        self._finish = finish
         self._sinks = tuple(sinks)
         self._ring: deque[Event] = deque(maxlen=keep)
         self._subscriptions = set[Subscription]()
@@ -150,7 +157,7 @@ class Journal:
             level if level in LEVELS else "info",
             component,
             kind,
-            self.names.within(str(text))[:MAX_TEXT],
+            self._finish(self.names.within(str(text)))[:MAX_TEXT],
             fields,
         )
         with self._lock:

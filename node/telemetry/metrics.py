@@ -15,8 +15,6 @@ from prometheus_client import (
     start_http_server,
 )
 
-from node.core.errors import NetworkFault
-
 HOST = "127.0.0.1"
 TIME_KINDS = ("compute", "wire", "wait", "round")
 
@@ -90,16 +88,11 @@ class Metrics:
         """Answer scrapes on loopback, on a thread of its own, even while the event loop is busy;
         returns the URL. Call it once. Port 0 picks a free one.
 
-        Raises NetworkFault when the port is taken.
+        Raises OSError when the port is taken.
         """
-        try:
-            self._server = start_http_server(port, HOST, self.registry)
-        except OSError as e:
-            raise NetworkFault(
-                f"cannot serve metrics on {HOST}:{port}: {e.strerror}",
-                "choose another --metrics-port",
-            ) from e
-        return f"http://{HOST}:{self._server[0].server_port}/metrics"
+        server, thread = start_http_server(port, HOST, self.registry)
+        self._server = server, thread
+        return f"http://{HOST}:{server.server_port}/metrics"
 
     def close(self) -> None:
         """Stop serving. Safe to call twice."""

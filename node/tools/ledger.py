@@ -3,7 +3,7 @@ receipts. Leaves: text or a document, a file that others can verify. Never: a ke
 account (:mod:`node.coordinator.credit.account`)."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,20 @@ from node.control.words import clean
 from node.coordinator.credit.account import Ground, Refused
 from node.coordinator.credit.audit import RunAudit, audit
 from node.coordinator.credit.book import RECEIPTS, Damage, FileBook, framed, read, records
-from node.coordinator.credit.record import EpochRecord
+from node.coordinator.credit.record import EpochRecord, Stored
 from node.core.errors import ExitCode, LocalFault, UsageFault, WireError, writing
 from node.core.ids import PeerId, named
-from node.core.numbers import human
+from node.core.names import LONGEST
+from node.core.numbers import human, several
 from node.identity import keys
 
 HONEST = frozenset({Ground.UNCERTIFIED})
 """Grounds that need no liar: the newest epoch of a file is often not certified yet."""
+MOST_RECORDS = 250_000
+"""Most records that are read, of all files together: 30 days of epochs of 10 s."""
+MOST_INFLATED = 2 << 30
+"""Most bytes of plans that are read, of all files together. A plan is compressed, by up to a
+thousand times."""
 MOST_SHOWN = 20
 """Refusals and gaps in the text; the document has all."""
 
@@ -42,6 +48,8 @@ class Ledger:
 
     runs: dict[str, RunAudit] = field(default_factory=dict)
     damaged: list[Damaged] = field(default_factory=list)
+    names: Mapping[str, Mapping[PeerId, str]] = field(default_factory=dict)
+    """Names that peers have announced, by run."""
 
     @property
     def code(self) -> ExitCode:
@@ -69,26 +77,57 @@ def files_of(home: Path) -> list[Path]:
     return found
 
 
-def load(files: Iterable[Path]) -> Ledger:
-    """Read and verify files. Raises UsageFault for a file that cannot be read."""
+def load(
+    files: Iterable[Path], names_of: Callable[[str], Mapping[PeerId, str]] = lambda run: {}
+) -> Ledger:
+    """Read and verify files. ``names_of(run)``: names that peers of a run have announced. Raises
+    UsageFault for a file that cannot be read. Records beyond :data:`MOST_RECORDS`, or with plans
+    beyond :data:`MOST_INFLATED`, are not read, and counted as damaged."""
     ledger = Ledger()
-    contents = list[list[EpochRecord]]()
-    for file in files:
+    reading = _Reading(ledger)
+    ledger.runs = audit((reading.stored(file) for file in files), is_signed)
+    ledger.names = {run.run: names_of(run.run) for run in ledger.runs.values()}
+    return ledger
+
+
+class _Reading:
+    """Files while they are read. ``left``: records and bytes of plans that are still read."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._records = MOST_RECORDS
+        self._inflated = MOST_INFLATED
+
+    def stored(self, file: Path) -> Iterator[Stored]:
+        """The good records of a file; damage and records that are not read are noted."""
+        damaged = self._ledger.damaged
         at = 0
-        found = list[EpochRecord]()
-        contents.append(found)
+        beyond = 0
+        first = 0
         for piece in records(read(file)):
             if isinstance(piece, Damage):
-                ledger.damaged.append(Damaged(file, piece.at, piece.nbytes))
+                damaged.append(Damaged(file, piece.at, piece.nbytes))
                 at = piece.at + piece.nbytes
                 continue
-            try:
-                found.append(EpochRecord.parse(piece))
-            except WireError as e:
-                ledger.damaged.append(Damaged(file, at, len(piece), str(e)))
+            if self._records <= 0 or self._inflated <= 0:
+                first = first or at
+                beyond += len(framed(piece))
+            else:
+                self._records -= 1
+                try:
+                    record = EpochRecord.parse(piece, self._inflates)
+                except WireError as e:
+                    damaged.append(Damaged(file, at, len(piece), str(e)))
+                else:
+                    yield Stored(piece, record)
+                    del record  # one plan at a time is in memory
             at += len(framed(piece))
-    ledger.runs = audit(contents, is_signed)
-    return ledger
+        if beyond:
+            why = "not read, because the records before are too many or too large: name fewer files"
+            damaged.append(Damaged(file, first, beyond, why))
+
+    def _inflates(self, nbytes: int) -> None:
+        self._inflated -= nbytes
 
 
 def is_signed(peer: PeerId, data: bytes, signature: bytes, domain: str) -> bool:
@@ -119,7 +158,7 @@ def export(home: Path, file: Path) -> tuple[int, int]:
 def document(ledger: Ledger) -> dict[str, Any]:
     """The ledger as JSON."""
     return {
-        "runs": [_run_document(run) for run in ledger.runs.values()],
+        "runs": [_run_document(run, ledger.names[run.run]) for run in ledger.runs.values()],
         "damaged": [
             {"file": str(d.file), "at": d.at, "bytes": d.nbytes, "why": d.why}
             for d in ledger.damaged
@@ -128,7 +167,7 @@ def document(ledger: Ledger) -> dict[str, Any]:
     }
 
 
-def _run_document(run: RunAudit) -> dict[str, Any]:
+def _run_document(run: RunAudit, names: Mapping[PeerId, str]) -> dict[str, Any]:
     receipts = run.receipts()
     silent = run.silent()
     peers = sorted({*receipts, *silent}, key=lambda p: (-receipts[p], p))
@@ -143,7 +182,7 @@ def _run_document(run: RunAudit) -> dict[str, Any]:
         "peers": [
             {
                 "peer": peer,
-                "name": _name(peer),
+                "name": _name(names, peer),
                 "receipts": receipts[peer],
                 "share": round(_share(receipts[peer], run.work), 6),
                 "not_confirmed": silent[peer],
@@ -171,8 +210,9 @@ def _share(tokens: int, work: int) -> float:
     return tokens / work
 
 
-def _name(peer: PeerId) -> str:
-    return keys.name_of(peer)
+def _name(names: Mapping[PeerId, str], peer: PeerId) -> str:
+    """The name that a peer has announced, or the name of its key, which it has without one."""
+    return clean(names.get(peer, ""), LONGEST) or keys.name_of(peer)
 
 
 # ------------------------------------------------------------- for people
@@ -182,14 +222,14 @@ def picture(ledger: Ledger) -> list[str]:
     """The ledger as lines of text."""
     lines = list[str]()
     for run in ledger.runs.values():
-        lines += _run_lines(run)
+        lines += _run_lines(run, ledger.names[run.run])
     for d in ledger.damaged:
         why = d.why or "no whole record"
         lines.append(f"damaged   {d.file}, {d.nbytes} bytes from {d.at}: {clean(why)}")
     return lines or ["no receipts"]
 
 
-def _run_lines(run: RunAudit) -> list[str]:
+def _run_lines(run: RunAudit, names: Mapping[PeerId, str]) -> list[str]:
     first = f"run {run.run[:12]}: no certified epoch"
     if run.accounts:
         first = (
@@ -202,14 +242,14 @@ def _run_lines(run: RunAudit) -> list[str]:
         lines.append(f"  {'peer':32} {'receipts':>15}   share")
     for peer, tokens in sorted(receipts.items(), key=lambda row: (-row[1], row[0])):
         share = _share(tokens, run.work)
-        lines.append(f"  {named(peer, _name(peer)):32} {tokens:15,}   {share:.1%}")
+        lines.append(f"  {named(peer, _name(names, peer)):32} {tokens:15,}   {share:.1%}")
     lines.append(f"  {'all receipts':32} {sum(receipts.values()):15,}")
     unsigned = run.unsigned()
     lines.append(f"  {'unsigned, by these files':32} {sum(unsigned.values()):15,}")
     lines.append(f"  {'left out':32} {run.left_out():15,}")
     lines.append(f"  {'committed, all stages':32} {run.work:15,}")
     for peer, tokens in run.silent().most_common(MOST_SHOWN):
-        neighbour = named(peer, _name(peer))
+        neighbour = named(peer, _name(names, peer))
         lines.append(f"  {neighbour}: no statement here about {tokens:,} tokens beside its own")
     if run.silent():
         lines.append(
@@ -222,20 +262,22 @@ def _run_lines(run: RunAudit) -> list[str]:
     if run.open:
         tokens = sum(run.open.values())
         lines.append(
-            f"  {len(run.open)} epochs with {tokens:,} tokens are not certified, and do not count"
+            f"  not certified, so not counted: {several(len(run.open), 'epoch')}, {tokens:,} tokens"
         )
     liars = [r for r in run.refused if r.ground not in HONEST]
-    lines += _refusals(liars)
+    lines += _refusals(liars, names)
     return lines
 
 
-def _refusals(refused: Sequence[Refused]) -> list[str]:
+def _refusals(refused: Sequence[Refused], names: Mapping[PeerId, str]) -> list[str]:
     if not refused:
         return []
     kinds = Counter(r.ground.value for r in refused)
     lines = [f"  refused: {', '.join(f'{n} {kind}' for kind, n in sorted(kinds.items()))}"]
     for r in refused[:MOST_SHOWN]:
-        about = named(r.peer, _name(r.peer))
+        about = "nobody named"
+        if r.peer:
+            about = named(r.peer, _name(names, r.peer))
         lines.append(f"    {r.ground.value}, epoch {r.epoch}, {about}: {r.text}")
     if len(refused) > MOST_SHOWN:
         lines.append(f"    and {len(refused) - MOST_SHOWN} more (--json has all)")
@@ -244,4 +286,6 @@ def _refusals(refused: Sequence[Refused]) -> list[str]:
 
 def exported(file: Path, count: int, nbytes: int) -> str:
     """The sentence after an export."""
-    return f"{count} records, {human(nbytes)}, in {file}; verify with  tutti ledger {file}"
+    return (
+        f"{several(count, 'record')}, {human(nbytes)}, in {file}; verify with  tutti ledger {file}"
+    )

@@ -404,7 +404,7 @@ class LabelledChannel(grpc.aio.Channel):
         self.peer = peer or PeerId("")
         self.used = time.monotonic()
         self._open = 0
-        self._made: dict[str, Any] = {}
+        self._made: dict[tuple[str, Any], Any] = {}
 
     def idle_s(self, now: float) -> float:
         """Seconds since the last call; 0 while one is open."""
@@ -422,7 +422,7 @@ class LabelledChannel(grpc.aio.Channel):
         response_deserializer: Any = None,
         _registered_method: bool | None = False,
     ) -> Callable[..., Any]:
-        made = self._made.get(method)
+        made = self._made.get((method, request_serializer))
         if made is not None:
             return made
         traffic = self.traffic
@@ -475,7 +475,7 @@ class LabelledChannel(grpc.aio.Channel):
         if _registered_method:
             # Generated stubs come by again for every call with the same serialisers; others may
             # bring new ones.
-            self._made[method] = begin
+            self._made[method, request_serializer] = begin
         return begin
 
     unary_unary: Any = partialmethod(_labelled, "unary_unary")

@@ -380,15 +380,15 @@ class Transport:
                 grpc.ssl_server_credentials([(self._certificate.key, self._certificate.pem)]),
             )
         except RuntimeError as e:
-            raise taken(host, port, "transport.grpc_port", socket.SOCK_STREAM, str(e)) from e
+            option = "--set transport.grpc_port=PORT"
+            raise taken(host, port, option, socket.SOCK_STREAM, str(e)) from e
         check_free(host, settings.bypass_port, "transport.bypass_port")
         try:
             self._arrivals.start(settings.host, settings.bypass_port)
         except OSError as e:
+            option = "--set transport.bypass_port=PORT"
             why = e.strerror or str(e)
-            raise taken(
-                host, settings.bypass_port, "transport.bypass_port", socket.SOCK_STREAM, why
-            ) from e
+            raise taken(host, settings.bypass_port, option, socket.SOCK_STREAM, why) from e
         if serve:
             await self.serve()
         self.p2p.add_stream(handshake.STREAM, self._welcome)

@@ -2,71 +2,139 @@
 
 from dataclasses import dataclass
 
+from node.core.tables import rate_setting, setting
+
 MIB = 1 << 20
 
 LEAST_KEEPALIVE_S = 1.0
 """Shortest ``keepalive_s`` that a user may set."""
 SERVER_TIMES = 10
 """Factor on the dialling side's probe interval that gives the other side's interval."""
+LEAST_CAP = 16_000
+"""Bytes a second; the directory, heartbeats and plans alone take a part of it."""
+
+
+def _too_slow(cap: float) -> str:
+    """Reason against a cap on everything that this peer sends or receives, "" for none."""
+    if not 0 < cap < LEAST_CAP:
+        return ""
+    return (
+        f"that is {cap:g} bytes a second, too little to take part; "
+        f"allowed: {LEAST_CAP} or more, 0 for no cap"
+    )
 
 
 @dataclass(frozen=True)
 class TransportSettings:
     """Settings of this peer; a manifest cannot change them."""
 
-    host: str = ""
-    """Address the p2p daemon and the gRPC server listen on; empty: all, IPv4 and IPv6."""
-    p2p_port: int = 0
-    """TCP port of the p2p daemon, and UDP port for QUIC; 0 picks a free one."""
-    quic: bool = False
-    """Listen on QUIC and dial QUIC addresses, beside TCP. It gets through firewalls that TCP does
-    not; the QUIC of the p2p daemon is older than the mending of two flaws by which a stranger can
-    exhaust its memory."""
-    p2pd_memory: int = 512 * MIB
-    """Bytes of memory above which the p2p daemon is restarted. It hangs up on silent strangers from
-    three eighths on."""
-    grpc_port: int = 0
-    """TCP port of the gRPC server; 0 picks a free one."""
-    bypass_port: int = 0
-    """TCP port at which peers that this one cannot dial connect to it for gRPC, and peers that it
-    relays for; 0 picks a free one. Where others cannot dial it, the p2p daemon carries these
-    connections, at a third of the speed."""
-    announce: tuple[str, ...] = ()
-    """host:port others should dial for gRPC instead of the address it listens on."""
-    force_tunnel: bool = False
-    """Announce no address, so that everybody comes through libp2p, like a peer behind NAT."""
-    max_message: int = 4 * MIB + 64 * 1024
-    """Largest gRPC message; a bigger one is refused before it is read."""
-    handshake_timeout_s: float = 5.0
-    """A stranger's connection that has not finished its handshake by then is closed."""
-    keepalive_s: float = 1.5
-    """Time without a byte from the other side after which a connection is probed."""
-    keepalive_timeout_s: float = 3.0
-    """Silence after a probe that means the peer is gone. On a slow link the answer waits behind the
-    data under way."""
-    window: int = 2 * MIB
-    """Bytes of one call that may be unread: 20 MB/s over a round trip of 0.1 s. A link slower than
-    a third of it in a second, under load, needs a longer ``keepalive_timeout_s``."""
-    max_up: float = 0.0
-    """Most bytes a second this peer sends, whatever for; 0: no cap. "20Mbit" and "2.5MB" are
-    understood too."""
-    max_down: float = 0.0
-    """Most bytes a second this peer receives; 0: no cap."""
-    idle_s: float = 300.0
-    """Seconds without a call after which a connection is closed, so that their number does not grow
-    with all peers ever met; the next call dials anew."""
-    dial_timeout_s: float = 3.0
-    """Per address; then the next one, then the tunnel."""
-    peer_streams: int = 64
-    """Concurrent calls one peer may have open here."""
+    host: str = setting(
+        "", "Address the p2p daemon and the gRPC server listen on; empty: all, IPv4 and IPv6."
+    )
+    p2p_port: int = setting(
+        0,
+        "TCP port of the p2p daemon, and UDP port for QUIC; 0 picks a free one.",
+        least=0,
+        most=65535,
+    )
+    quic: bool = setting(
+        False,
+        "Listen on QUIC and dial QUIC addresses, beside TCP. It gets through firewalls that TCP "
+        "does not; the QUIC of the p2p daemon is older than the mending of two flaws by which a "
+        "stranger can exhaust its memory.",
+    )
+    p2pd_memory: int = setting(
+        512 * MIB,
+        "Bytes of memory above which the p2p daemon is restarted. It hangs up on silent strangers "
+        "from three eighths on.",
+        least=1 << 27,
+        most=1 << 40,
+    )
+    grpc_port: int = setting(
+        0, "TCP port of the gRPC server; 0 picks a free one.", least=0, most=65535
+    )
+    bypass_port: int = setting(
+        0,
+        "TCP port at which peers that this one cannot dial connect to it for gRPC, and peers that "
+        "it relays for; 0 picks a free one. Where others cannot dial it, the p2p daemon carries "
+        "these connections, at a third of the speed.",
+        least=0,
+        most=65535,
+    )
+    announce: tuple[str, ...] = setting(
+        (), "host:port others should dial for gRPC instead of the address it listens on."
+    )
+    force_tunnel: bool = setting(
+        False,
+        "Announce no address, so that everybody comes through libp2p, like a peer behind NAT.",
+    )
+    max_message: int = setting(
+        4 * MIB + 64 * 1024,
+        "Largest gRPC message; a bigger one is refused before it is read.",
+        least=1 << 16,
+        most=1 << 30,
+    )
+    handshake_timeout_s: float = setting(
+        5.0,
+        "A stranger's connection that has not finished its handshake by then is closed.",
+        least=0.1,
+        most=600,
+    )
+    keepalive_s: float = setting(
+        1.5,
+        "Time without a byte from the other side after which a connection is probed.",
+        least=LEAST_KEEPALIVE_S,
+        most=3600,
+    )
+    keepalive_timeout_s: float = setting(
+        3.0,
+        "Silence after a probe that means the peer is gone. On a slow link the answer waits behind "
+        "the data under way.",
+        least=0.1,
+        most=600,
+    )
+    window: int = setting(
+        2 * MIB,
+        "Bytes of one call that may be unread: 20 MB/s over a round trip of 0.1 s. A link slower "
+        "than a third of it in a second, under load, needs a longer keepalive_timeout_s.",
+        least=1 << 16,
+        most=1 << 28,
+    )
+    max_up: float = rate_setting(
+        'Most bytes a second this peer sends, whatever for; 0: no cap. "20Mbit" and "2.5MB" are '
+        "understood too.",
+        refused=_too_slow,
+    )
+    max_down: float = rate_setting(
+        "Most bytes a second this peer receives; 0: no cap.", refused=_too_slow
+    )
+    idle_s: float = setting(
+        300.0,
+        "Seconds without a call after which a connection is closed, so that their number does not "
+        "grow with all peers ever met; the next call dials anew.",
+        least=10,
+        most=86400,
+    )
+    dial_timeout_s: float = setting(
+        3.0, "Per address; then the next one, then the tunnel.", least=0.1, most=600
+    )
+    peer_streams: int = setting(
+        64, "Concurrent calls one peer may have open here.", least=1, most=10000
+    )
 
-    frame: int = 128 * 1024
-    """Largest HTTP/2 frame. gRPC's own 16 KiB cost a fifth of an exchange on a fast line; a frame
-    holds up a probe's answer for 1 s at 1 Mbit/s, of the ``keepalive_timeout_s`` it has."""
+    frame: int = setting(
+        128 * 1024,
+        "Largest HTTP/2 frame. gRPC's own 16 KiB cost a fifth of an exchange on a fast line; a "
+        "frame holds up a probe's answer for 1 s at 1 Mbit/s, of the keepalive_timeout_s it has.",
+    )
 
-    relayed_timeout_s: float = 6.0
-    """Silence after a probe that means a relayed connection is dead: the answer also waits in the
-    relay's buffers."""
+    relayed_timeout_s: float = setting(
+        6.0,
+        "Silence after a probe that means a relayed connection is dead: the answer also waits in "
+        "the relay's buffers.",
+        least=0.1,
+        most=600,
+    )
 
     def connection_options(
         self,

@@ -20,7 +20,9 @@ from textual.widgets import DataTable, Footer, RichLog, Static
 from node.control.client import ControlClient
 from node.control.commands import local_time
 from node.control.text import (
+    ABSENT,
     TITLES,
+    WHOLE,
     by_trouble,
     cover_words,
     event_line,
@@ -28,15 +30,16 @@ from node.control.text import (
     loss_words,
     paths_words,
     peer_cells,
+    run_epoch,
     state_words,
     time_bar,
     warmup_words,
 )
-from node.control.words import chart, clean, count, several, span
+from node.control.words import chart, clean, count, span
 from node.core import interrupts
 from node.core.errors import ExitCode, LocalFault
 from node.core.ids import ENDS, PeerId, named, short_cell
-from node.core.numbers import human
+from node.core.numbers import human, plural, several
 from protos.ask_pb2 import PeersAnswer
 from protos.control_pb2 import CellLine, Event, Snapshot
 
@@ -333,13 +336,14 @@ def node_lines(s: Snapshot, width: int) -> list[Text]:
     replicas = ""
     if s.replicas:
         replicas = f"  {several(s.replicas, 'replica')}"
-    last = ""
+    work = "no micro-batch yet"
     if s.micro_batches:
-        last = f", last {span(s.last_work_s)} ago"
+        done = plural(s.micro_batches, "micro-batch")
+        work = f"{count(s.micro_batches)} {done}, last {span(s.last_work_s)} ago"
     return [
         _row("state", "").append_text(state_words(s)).append(f"  up {span(s.up_s)}"),
         _row("stage", f"{place} {clean(s.layers, 18)}{replicas}"),
-        _row("work", f"{count(s.micro_batches)} micro-batches{last}"),
+        _row("work", work),
         _row(
             "net",
             f"{paths_words(s.paths_to) or 'nobody yet'}  ↑{_brief(s.bytes_sent)} "
@@ -351,9 +355,9 @@ def node_lines(s: Snapshot, width: int) -> list[Text]:
 
 def why_lines(s: Snapshot) -> Text:
     """The reason for which this node does not train, and the next step."""
-    text = Text().append(clean(s.reason, 400), "cyan" if s.healthy else "bold yellow")
+    text = Text().append(clean(s.reason, WHOLE), "cyan" if s.healthy else "bold yellow")
     if s.next_step:
-        return text.append(f"\n→ {clean(s.next_step)}")
+        return text.append(f"\n→ {clean(s.next_step, WHOLE)}")
     return text
 
 
@@ -379,11 +383,15 @@ def swarm_lines(s: Snapshot, answer: PeersAnswer) -> list[Text]:
 
 def _done(s: Snapshot) -> str:
     """The epoch, the share of the run that is done, and the time that is left."""
-    said = f"{s.epoch:,} of {s.swarm.epochs:,}"
+    epoch = run_epoch(s)
+    known = f"{epoch:,}"
+    if not epoch and s.state in ABSENT:
+        known = "-"
+    said = f"{known} of {s.swarm.epochs:,}"
     if not s.swarm.epochs:
         return said
-    said += f"  {100 * s.epoch // s.swarm.epochs} %"
-    if s.epoch >= s.swarm.epochs:
+    said += f"  {100 * epoch // s.swarm.epochs} %"
+    if epoch >= s.swarm.epochs or s.state in ABSENT:
         return said
     if not s.left_s:
         return f"{said}, time left unknown"

@@ -16,6 +16,7 @@ from node.control.text import (
     ABSENT,
     AGED,
     TIME_KINDS,
+    WHOLE,
     by_trouble,
     cell_order,
     covers,
@@ -24,14 +25,15 @@ from node.control.text import (
     paths_words,
     present,
     receipts_words,
+    run_epoch,
     sent_words,
     state_words,
     warmup_words,
 )
-from node.control.words import GONE, clean, count, milliseconds, several, shown, span
+from node.control.words import GONE, clean, count, milliseconds, shown, span
 from node.core.errors import LocalFault
 from node.core.ids import PeerId, named, short, short_cell, stage_name
-from node.core.numbers import human
+from node.core.numbers import human, plural, several
 from node.web.samples import Sample
 from node.web.wishes import wishes
 from protos.ask_pb2 import PeerLine, PeersAnswer
@@ -111,8 +113,8 @@ def without_answer(old: Mapping[str, Any], fault: LocalFault, at: float) -> dict
     health = {
         "ok": False,
         "word": "no answer",
-        "reason": clean(fault.what, 400),
-        "step": clean(fault.next_step),
+        "reason": clean(fault.what, WHOLE),
+        "step": clean(fault.next_step, WHOLE),
     }
     return {"format": FORMAT} | dict(old) | {"at": int(at), "health": health}
 
@@ -123,11 +125,11 @@ def without_answer(old: Mapping[str, Any], fault: LocalFault, at: float) -> dict
 def _run(s: Snapshot) -> dict[str, Any]:
     done = 0.0
     if s.swarm.epochs:
-        done = min(1.0, s.epoch / s.swarm.epochs)
+        done = min(1.0, run_epoch(s) / s.swarm.epochs)
     return {
         "name": clean(s.swarm.name, 40) or "no run yet",
         "id": clean(s.swarm.run_id, 64)[:12],
-        "epoch": s.epoch,
+        "epoch": run_epoch(s),
         "epochs": s.swarm.epochs,
         "done": round(done, 4),
         "tokens": s.tokens,
@@ -139,19 +141,21 @@ def _health(s: Snapshot) -> dict[str, Any]:
     word = "degraded"
     if s.healthy:
         word = "healthy"
-    reason = clean(s.reason, 400)
+    reason = clean(s.reason, WHOLE)
     if s.digest_mismatches and not reason:
         reason = f"{s.digest_mismatches} digest mismatches: replicas disagreed on parameters"
-    return {"ok": s.healthy, "word": word, "reason": reason, "step": clean(s.next_step)}
+    return {"ok": s.healthy, "word": word, "reason": reason, "step": clean(s.next_step, WHOLE)}
 
 
 def _tiles(s: Snapshot) -> dict[str, list[str]]:
     """(label, value, note) of each figure."""
-    epochs = f"{s.epoch:,}"
+    epochs = f"{run_epoch(s):,}"
+    if s.state in ABSENT and not run_epoch(s):
+        epochs = "-"
     if s.swarm.epochs:
         epochs += f" of {s.swarm.epochs:,}"
     note = done_words(s)
-    if s.swarm.epochs and s.epoch >= s.swarm.epochs:
+    if is_last(s):
         note = "the run is complete"
     speed = "-"
     if s.tokens_per_s:
@@ -349,17 +353,17 @@ def _me(s: Snapshot, work: Mapping[str, Any]) -> dict[str, str]:
         share = f"{max(own):.0%} of the micro-batches at its stage"
     if receipts := receipts_words(s):
         share = f"{receipts}; {share}".removesuffix("; -")
-    last = ""
-    if s.micro_batches and s.last_work_s < 60:
-        last = ", the last one within a minute"
-    elif s.micro_batches:
-        last = f", the last one {span(s.last_work_s)} ago"
+    did = "no micro-batch yet"
+    if s.micro_batches:
+        last = "within a minute" if s.last_work_s < 60 else f"{span(s.last_work_s)} ago"
+        done = plural(s.micro_batches, "micro-batch")
+        did = f"{count(s.micro_batches)} {done}, the last one {last}"
     facts = {
         "Node": named(PeerId(clean(s.peer, 64)), clean(s.name, 24)),
         "State": state_words(s).plain.lower(),
         "Place": place,
         "Share": share,
-        "Work": f"{count(s.micro_batches)} micro-batches{last}",
+        "Work": did,
         "Traffic": f"sent {human(s.bytes_sent)}, received {human(s.bytes_received)}",
         "Peers": paths_words(s.paths_to) or "nobody yet",
         "Reached": clean(s.reachable, 100) or "-",
@@ -387,4 +391,4 @@ def _news(events: Sequence[Event]) -> list[list[Any]]:
 
 def is_last(s: Snapshot) -> bool:
     """Return True if the run is complete."""
-    return bool(s.swarm.epochs) and s.epoch >= s.swarm.epochs
+    return bool(s.swarm.epochs) and run_epoch(s) >= s.swarm.epochs

@@ -5,9 +5,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from node.control.text import covers, present
-from node.control.words import several
 from node.core.ids import ENDS, short_cell
-from node.core.numbers import human
+from node.core.numbers import human, several
 from protos.ask_pb2 import PeersAnswer
 
 MOST = 12

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -58,6 +59,11 @@ def parsed(who: str, lines: Iterable[bytes]) -> Iterator[Told]:
                 e["text"],
                 e.get("fields") or {},
             )
+
+
+def without_home(text: str) -> str:
+    """A text as a daemon of the default home says it: its commands name no home."""
+    return re.sub(r"(?<=\btutti) --home \S+", "", text)
 
 
 def read_told(who: str, path: Path) -> list[Told]:

@@ -130,7 +130,7 @@ def _pipeline(peer: SimPeer) -> Any:
 
 def _keeps_gradients(peer: SimPeer) -> None:
     """Gradients summed under another plan are not forgotten."""
-    _pipeline(peer)._gradients.reset = lambda: None
+    _pipeline(peer).shares._gradients.reset = lambda: None
 
 
 def _leaves_one_out(peer: SimPeer) -> None:
@@ -180,8 +180,8 @@ def _saves_too_late(peer: SimPeer) -> None:
 
 def _counts_for_all(peer: SimPeer) -> None:
     """An origin's message that one micro-batch counts is taken for a message about all of them."""
-    pipeline = _pipeline(peer)
-    true = pipeline.handle
+    driver = _pipeline(peer).hops.driver
+    true = driver.handle
 
     def handle(event: Any) -> Any:
         if isinstance(event, Counted):
@@ -189,7 +189,7 @@ def _counts_for_all(peer: SimPeer) -> None:
                 true(replace(event, index=index))
         return true(event)
 
-    pipeline.handle = handle  # a bug is planted
+    driver.handle = handle  # a bug is planted
 
 
 def _reads_other_data(peer: SimPeer) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from node.coordinator.credit.audit import RunAudit, audit
 from node.coordinator.credit.record import EpochRecord
+from node.coordinator.leading import alike
 from node.core.errors import Refused
 from node.core.ids import PeerId
 from node.sim.process import SimPeer, SimSigner
@@ -48,7 +49,7 @@ class SwarmBooks:
         credit: Any = training.credit
         credit.commits = lambda *_: None
         credit.collect = lambda *_: None
-        training.leading.addressed = lambda note, *_: note
+        training.leading.addressed = alike
 
     def records(self) -> list[EpochRecord]:
         """The records of all books."""

@@ -10,7 +10,14 @@ from node.availability.kept import KeptPause
 from node.availability.machine import By, Pause
 from node.availability.settings import AvailabilitySettings
 from node.availability.usage import Usage
-from node.availability.words import PUBLIC, clock_words, reason, seconds_of
+from node.availability.words import (
+    PUBLIC,
+    clock_words,
+    is_paused,
+    paused_words,
+    reason,
+    seconds_of,
+)
 from node.core.clock import ClockReading
 from node.core.errors import UsageFault
 from node.dht.record import MAX_PAUSED
@@ -135,7 +142,7 @@ async def test_signs_of_use_are_sampled_and_told(make, clocks):
         feed.close()
         told = [event.text async for event in feed]
     assert changes == ["its machine is in use", ""]
-    assert told[0] == "paused this machine is in use, until 10 min pass without key and mouse"
+    assert told[0] == "paused: this machine is in use, until 10 min pass without key and mouse"
     assert len(told) == 2
 
 
@@ -198,10 +205,33 @@ async def test_the_reason_names_both_pauses(make, clocks):
     assert keeper.closed.is_set()
     keeper.pause(None, "a film")
     both = keeper.reason
-    assert both.startswith("by its operator (a film), until  tutti resume; the run is paused by ")
+    assert both.startswith("by its operator (a film), until  tutti resume; the run was paused by ")
     assert both.endswith("'moving disks'")
     keeper.run_resumed()
     assert keeper.reason == "by its operator (a film), until  tutti resume"
     assert not keeper.open.is_set()
     keeper.resume()
     assert keeper.open.is_set()
+
+
+@pytest.mark.parametrize(
+    ("why", "alone", "behind"),
+    [
+        ("by its operator", "paused by its operator", "is paused by its operator"),
+        (
+            "by its operator (as long ago), until 23:10",
+            "paused by its operator (as long ago), until 23:10",
+            "is paused by its operator (as long ago), until 23:10",
+        ),
+        ("outside its hours 22-07", "paused outside its hours 22-07", None),
+        ("its memory is in use", "paused: its memory is in use", None),
+        (
+            "by the run's owner a moment ago: 'x'",
+            "paused by the run's owner a moment ago: 'x'",
+            "was paused by the run's owner a moment ago: 'x'",
+        ),
+    ],
+)
+def test_a_pause_is_told_in_a_sentence(why: str, alone: str, behind: str | None):
+    assert paused_words(why) == alone
+    assert is_paused(why) == (behind or f"is {alone}")

@@ -2,7 +2,10 @@
 
 import asyncio
 import errno
+import hashlib
 import json
+import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +19,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 from node.checkpoint.archive import aside
 from node.checkpoint.archive.address import Address, masked
 from node.checkpoint.archive.aside import Aside, Work
+from node.checkpoint.archive.guarded import GuardedFiles
 from node.checkpoint.archive.keeper import ArchiveKeeper, ArchivePorts
 from node.checkpoint.archive.machine import OnDisk
-from node.checkpoint.archive.place import BEGUN, FILES, WHOLE, Archive, Whole
+from node.checkpoint.archive.place import BEGUN, FILES, WHOLE, Archive, Page, Whole
 from node.checkpoint.archive.restore import restore
 from node.checkpoint.files import Interrupted
 from node.checkpoint.settings import CheckpointSettings
@@ -26,6 +30,7 @@ from node.checkpoint.store import CheckpointStore, FileEntry
 from node.core.clock import SystemClock
 from node.core.errors import LocalFault, OutOfResources, Refused, UsageFault
 from node.core.ids import PeerId
+from node.core.journey import Version
 from node.telemetry.events import Journal
 from testbed.fakes.clock import VirtualClock
 from tests.checkpoint.test_store import state
@@ -242,13 +247,21 @@ def test_wherever_it_breaks_off_the_older_copy_stays_and_the_next_try_is_whole(
         good.save(store, STAGE, 3, keep=1)
         files = Failing(at + 1, broken(OSError(errno.EIO, "broken pipe")))
         if at < most:
-            with pytest.raises(LocalFault, match="cannot be used"):
-                archive_at(str(there), files=files).save(store, STAGE, 4, keep=1)
+            assert fails(archive_at(str(there), files=files), store), f"opening {at}"
         assert max(epochs(good)) >= 3, f"opening {at}: the older one is gone"
         assert good.save(store, STAGE, 4, keep=1).epoch == 4
         assert epochs(good) == [4], f"opening {at}"
         left = {path.name for path in there.rglob("*") if path.is_file()}
         assert left == {*FILES, WHOLE}, f"opening {at}: nothing of the attempt stays"
+
+
+def fails(archive: Archive, store: CheckpointStore) -> bool:
+    """Return True if a copy of epoch 4 fails, or is whole and leaves something beside it."""
+    try:
+        whole = archive.save(store, STAGE, 4, keep=1)
+    except LocalFault as e:
+        return "cannot be used" in e.what
+    return epochs(archive)[0] == 4 and "cannot be used" in whole.untidy
 
 
 def test_a_full_place_is_said_to_be_full(store: CheckpointStore, tmp_path: Path) -> None:
@@ -323,6 +336,183 @@ def test_a_copy_that_is_given_up_is_none(store: CheckpointStore, tmp_path: Path,
     assert epochs(archive) == [3]
 
 
+def test_a_copy_whose_older_ones_cannot_be_removed_counts(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    class Keeps(LocalFileSystem):
+        cachable = False
+
+        def rm_file(self, path: str) -> None:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    there = str(tmp_path / "there")
+    archive = archive_at(there, files=Keeps())
+    archive_at(there).save(store, STAGE, 3, keep=1)
+    whole = archive.save(store, STAGE, 4, keep=1)
+    assert "not permitted" in whole.untidy
+    assert epochs(archive) == [4, 3]
+    assert archive_at(there).save(store, STAGE, 4, keep=1).untidy == ""
+    assert epochs(archive) == [4]
+
+
+# ----------------------------------------------------------- a place of a stranger
+
+
+def own(there: Path, epoch: int, me: str = ME) -> Path:
+    return there / RUN[:12] / f"stage-{STAGE}" / me / f"epoch-{epoch}"
+
+
+def test_a_flush_that_fails_makes_no_copy(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = tmp_path / "there"
+    flushed: list[str] = []
+    fails_at: list[str] = []
+
+    def fsync(fd: int) -> None:
+        name = Path(os.readlink(f"/proc/self/fd/{fd}")).name
+        flushed.append(name)
+        if name in fails_at:
+            raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    archive_at(str(there)).save(store, STAGE, 3, keep=1)
+    names = {*FILES, BEGUN, WHOLE, "epoch-3", ME, f"stage-{STAGE}", RUN[:12]}
+    assert set(flushed) == names
+    assert flushed.index(WHOLE) > flushed.index(FILES[0])
+    for name in sorted(names - {"epoch-3", BEGUN}):
+        fails_at[:] = [name]
+        with pytest.raises(LocalFault, match="Input/output error"):
+            archive_at(str(there)).save(store, STAGE, 4, keep=1)
+        shutil.rmtree(own(there, 4))
+
+
+@pytest.mark.parametrize("name", [BEGUN, WHOLE, *FILES])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_somebody_planted_is_not_followed(
+    store: CheckpointStore, tmp_path: Path, name: str, kind: str
+) -> None:
+    there = tmp_path / "there"
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"of a person")
+    here = own(there, 4)
+    here.mkdir(parents=True)
+    plant(here / name, kind, precious)
+    with pytest.raises(Refused):
+        archive_at(str(there)).save(store, STAGE, 4, keep=1)
+    assert precious.read_bytes() == b"of a person"
+    assert epochs(archive_at(str(there))) == []
+    archive_at(str(there)).save(store, STAGE, 3, keep=1)
+    assert epochs(archive_at(str(there))) == [3], "another epoch is copied all the same"
+
+
+def plant(at: Path, kind: str, target: Path) -> None:
+    if kind == "link":
+        at.symlink_to(target)
+    else:
+        os.mkfifo(at)
+
+
+@pytest.mark.parametrize("name", [WHOLE, *FILES])
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_a_copy_with_a_part_that_was_planted_is_not_put_back(
+    store: CheckpointStore, tmp_path: Path, name: str, kind: str
+) -> None:
+    there = tmp_path / "there"
+    archive_at(str(there)).save(store, STAGE, 3, keep=9)
+    whole = archive_at(str(there)).save(store, STAGE, 4, keep=9)
+    part = Path(whole.directory) / name
+    moved = tmp_path / "moved"
+    part.rename(moved)
+    plant(part, kind, moved)
+    fresh = written(tmp_path / "fresh")
+    assert restore(archive_at(str(there)), fresh, STAGE, tmp_path / "s", Journal([])) == [3]
+
+
+def test_files_in_place_of_directories_hide_no_copy(store: CheckpointStore, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    archive_at(str(there)).save(store, STAGE, 3, keep=9)
+    own(there, 5).write_text("a file")
+    own(there, 5, "README").parent.write_text("a file")
+    (own(there, 6) / WHOLE).mkdir(parents=True)
+    (there / RUN[:12] / "stage-7").write_text("a file")
+    assert [w.epoch for w in archive_at(str(there)).copies()] == [3]
+
+
+@pytest.mark.parametrize("depth", range(4))
+def test_a_directory_that_is_a_link_is_not_entered(
+    store: CheckpointStore, tmp_path: Path, depth: int
+) -> None:
+    there = tmp_path / "there"
+    elsewhere = tmp_path / "elsewhere"
+    archive_at(str(elsewhere)).save(store, STAGE, 4, keep=9)
+    before = sorted(elsewhere.rglob("*"))
+    link = [own(there, 4), *own(there, 4).parents][depth]
+    target = [own(elsewhere, 4), *own(elsewhere, 4).parents][depth]
+    link.parent.mkdir(parents=True)
+    link.symlink_to(target)
+    assert epochs(archive_at(str(there))) == []
+    with pytest.raises(Refused, match="is a link"):
+        archive_at(str(there)).save(store, STAGE, 4, keep=1)
+    assert sorted(elsewhere.rglob("*")) == before
+    (tmp_path / "mine").symlink_to(elsewhere)
+    assert epochs(archive_at(str(tmp_path / "mine"))) == [4], "the operator's own link is good"
+
+
+def test_a_file_that_never_ends_is_not_read_to_its_end(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    class Grows(LocalFileSystem):
+        cachable = False
+        read = 0
+
+        def open(self, path: str, mode: str = "rb", **more: Any) -> Any:  # type: ignore[override]
+            file = super().open(path, mode, **more)
+            if mode == "rb" and path.endswith(FILES[0]):
+                return Endless(file, self)
+            return file
+
+    class Endless:
+        def __init__(self, file: Any, files: Grows) -> None:
+            self._file = file
+            self._files = files
+
+        def __enter__(self) -> "Endless":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self._file.close()
+
+        def read(self, size: int = -1) -> bytes:
+            self._files.read += 1
+            assert self._files.read < 10
+            return b"x" * size
+
+    there = str(tmp_path / "there")
+    with pytest.raises(LocalFault, match="not what was written"):
+        archive_at(there, files=Grows()).save(store, STAGE, 4, keep=1)
+
+
+def test_the_page_of_another_peer_is_neither_believed_nor_overwritten(
+    text: str, store: CheckpointStore
+) -> None:
+    archive = archive_at(text)
+    other = archive_at(text, "somebody").save(store, STAGE, 4, keep=1)
+    fs, root = archive.address.open()
+    here = f"{root}/{RUN[:12]}/stage-{STAGE}/{ME}/epoch-4"
+    fs.makedirs(here, exist_ok=True)
+    page = fs.cat_file(f"{other.directory}/{WHOLE}")
+    for name in (WHOLE, BEGUN):
+        fs.pipe_file(f"{here}/{name}", page)
+        assert archive_at(text).newest(STAGE) is None
+        assert [w.peer for w in archive_at(text).copies(STAGE)] == ["somebody"]
+        with pytest.raises(Refused, match="did not write"):
+            archive_at(text).save(store, STAGE, 4, keep=1)
+        assert fs.cat_file(f"{here}/{name}") == page
+        fs.rm_file(f"{here}/{name}")
+        fs.invalidate_cache()
+
+
 # ----------------------------------------------------------- putting back
 
 
@@ -373,6 +563,163 @@ def test_a_disk_that_keeps_one_checkpoint_gets_all_that_stages_may_have_in_commo
     fresh = CheckpointStore(tmp_path / "fresh", CheckpointSettings(keep=1), RUN)
     assert restore(archive_at(there), fresh, STAGE, tmp_path / "s", Journal([])) == [3, 4, 5]
     assert fresh.epochs(STAGE) == [3, 4, 5]
+
+
+OLD = "aa" * 16
+NEW = "bb" * 16
+"""Lineages of a history that a run gave up, and of the one in which it goes on."""
+
+
+def copied(archive: Archive, root: Path, line: str, *numbers: int, keep: int = 9) -> None:
+    """Copies of checkpoints of these epochs in that history."""
+    store = CheckpointStore(root / line[:2], CheckpointSettings(keep=100), RUN)
+    for epoch in numbers:
+        parameters, optimizer, meta = state(epoch + 100 * (line == NEW))
+        store.save(STAGE, epoch, parameters, optimizer, meta | {"lineage": line})
+        archive.save(store, STAGE, epoch, keep=keep)
+
+
+def test_epochs_that_a_run_gave_up_are_not_put_back(text: str, tmp_path: Path) -> None:
+    archive = archive_at(text)
+    copied(archive, tmp_path, OLD, 10, 20, 30, 40)
+    copied(archive, tmp_path, NEW, 25)
+    assert archive.newest(STAGE) == Version(25, NEW)
+    fresh = written(tmp_path / "fresh")
+    assert restore(archive_at(text), fresh, STAGE, tmp_path / "s", Journal([])) == [10, 20, 25]
+    assert fresh.load(STAGE, 25).meta["lineage"] == NEW
+
+
+def test_an_epoch_to_which_a_run_went_back_is_the_newest_copy_again(
+    text: str, tmp_path: Path
+) -> None:
+    archive = archive_at(text)
+    copied(archive, tmp_path, OLD, 10, 20, 30)
+    copied(archive, tmp_path, OLD, 20)
+    assert archive.newest(STAGE) == Version(20, OLD)
+    fresh = written(tmp_path / "fresh")
+    assert restore(archive_at(text), fresh, STAGE, tmp_path / "s", Journal([])) == [10, 20]
+
+
+def test_copies_that_were_made_last_stay_whatever_their_epochs(text: str, tmp_path: Path) -> None:
+    archive = archive_at(text)
+    copied(archive, tmp_path, OLD, 30, 40, keep=2)
+    copied(archive, tmp_path, NEW, 20, 25, keep=2)
+    assert epochs(archive_at(text)) == [25, 20]
+
+
+def test_copies_of_another_history_by_others_are_not_put_back(tmp_path: Path) -> None:
+    there = str(tmp_path / "there")
+    copied(archive_at(there, "away"), tmp_path, OLD, 10, 20, 30, 40)
+    copied(archive_at(there), tmp_path, OLD, 10)
+    copied(archive_at(there), tmp_path, NEW, 20)
+    copied(archive_at(there, "z"), tmp_path, NEW, 20, 22)
+    fresh = written(tmp_path / "fresh")
+    assert restore(archive_at(there), fresh, STAGE, tmp_path / "s", Journal([])) == [10, 20, 22]
+
+
+def test_pages_of_older_software_count_by_their_epochs(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = str(tmp_path / "there")
+
+    def older(page: Page) -> bytes:
+        body = json.loads(encode(page))["archive"]
+        del body["lineage"], body["number"]
+        canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
+        sha = hashlib.sha256(canonical.encode()).hexdigest()
+        return json.dumps({"archive": body, "sha256": sha}).encode()
+
+    encode = Page.encode
+    monkeypatch.setattr(Page, "encode", older)
+    for epoch in (3, 4):
+        archive_at(there).save(store, STAGE, epoch, keep=9)
+    monkeypatch.undo()
+    assert archive_at(there).newest(STAGE) == Version(4)
+    fresh = written(tmp_path / "fresh")
+    assert restore(archive_at(there), fresh, STAGE, tmp_path / "s", Journal([])) == [3, 4]
+
+
+def test_a_damaged_checkpoint_on_the_disk_hides_no_copy(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    there = str(tmp_path / "there")
+    for epoch in (3, 4, 5):
+        archive_at(there).save(store, STAGE, epoch, keep=9)
+    fresh = written(tmp_path / "fresh", 2, 6)
+    damaged = fresh.path(STAGE, 6) / FILES[0]
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+    assert restore(archive_at(there), fresh, STAGE, tmp_path / "s", Journal([])) == [3, 4, 5]
+    assert fresh.newest_whole(STAGE) == 5
+
+
+def test_a_copy_that_says_it_is_larger_than_the_disk_stops_no_other(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    there = str(tmp_path / "there")
+    archive_at(there).save(store, STAGE, 3, keep=9)
+    whole = archive_at(there, "liar").save(store, STAGE, 4, keep=9)
+    page = Path(whole.directory) / WHOLE
+    files = {name: FileEntry(1 << 60, entry.sha256) for name, entry in whole.files.items()}
+    files["manifest.json"] = whole.files["manifest.json"]
+    page.write_bytes(Page(RUN, "liar", STAGE, 4, files).encode())
+    fresh = written(tmp_path / "fresh")
+    assert restore(archive_at(there), fresh, STAGE, tmp_path / "s", Journal([])) == [3]
+    shutil.rmtree(own(Path(there), 3))
+    with pytest.raises(OutOfResources, match="free on this disk"):
+        restore(archive_at(there), written(tmp_path / "b"), STAGE, tmp_path / "s", Journal([]))
+
+
+def test_a_place_full_of_names_is_looked_at_within_bounds(
+    text: str, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = archive_at(text)
+    archive.save(store, STAGE, 4, keep=9)
+    other = archive_at(text, "zz").save(store, STAGE, 5, keep=9)
+    fs, root = archive.address.open()
+    page = fs.cat_file(f"{other.directory}/{WHOLE}")
+    for n in range(30):
+        there = f"{root}/{RUN[:12]}/stage-{STAGE}/a{n:02d}/epoch-{n}"
+        fs.makedirs(there, exist_ok=True)
+        fs.pipe_file(f"{there}/{WHOLE}", page)
+        fs.makedirs(f"{root}/{RUN[:12]}/stage-{STAGE}/zz/epoch-{n + 100}", exist_ok=True)
+    monkeypatch.setattr("node.checkpoint.archive.place.LOOKED", 31)
+    assert [w.peer for w in archive_at(text).copies(STAGE)] == [ME]
+    monkeypatch.setattr("node.checkpoint.archive.place.LOOKED", 32)
+    assert [w.peer for w in archive_at(text).copies(STAGE)] == ["zz", ME]
+    monkeypatch.setattr("node.checkpoint.archive.place.COPIES", 30)
+    assert [w.peer for w in archive_at(text).copies(STAGE)] == [ME]
+
+
+def test_the_names_of_a_directory_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(20):
+        (tmp_path / f"n{n:02d}").touch()
+    monkeypatch.setattr("node.checkpoint.archive.guarded.LISTED", 7)
+    files = GuardedFiles(LocalFileSystem(), str(tmp_path.parent), "there")
+    assert len(files.names(str(tmp_path))) == 7
+
+
+def test_a_bounded_number_of_copies_is_put_together(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = str(tmp_path / "there")
+    for n in range(9):
+        archive_at(there, f"peer{n}").save(store, STAGE, 4, keep=1)
+    fetched: list[str] = []
+    fetch = Archive.fetch
+
+    def counting(self: Archive, whole: Whole, *more: Any) -> None:
+        fetched.append(whole.peer)
+        fetch(self, whole, *more)
+
+    monkeypatch.setattr(Archive, "fetch", counting)
+    monkeypatch.setattr("node.checkpoint.archive.restore.GATHERED", 5)
+    fresh = written(tmp_path / "fresh")
+    assert restore(archive_at(there), fresh, STAGE, tmp_path / "s", Journal([])) == [4]
+    assert fetched == [f"peer{n}" for n in range(5)]
 
 
 def test_older_copies_are_taken_where_the_newest_are_all_damaged(
@@ -503,12 +850,16 @@ def test_no_message_of_a_library_holds_a_secret(store: CheckpointStore, tmp_path
 # ----------------------------------------------------------- the service
 
 
+def on_disk(*epochs: int) -> OnDisk:
+    return OnDisk([Version(epoch) for epoch in epochs])
+
+
 def keeper_of(
     archive: Archive, store: CheckpointStore, journal: Journal, clock: Any = None
 ) -> ArchiveKeeper:
     settings = CheckpointSettings(to="x", to_every="2 epochs", to_keep=2)
     ports = ArchivePorts(
-        store, lambda: OnDisk(store.epochs(STAGE)), clock or SystemClock(), journal
+        store, lambda: on_disk(*store.epochs(STAGE)), clock or SystemClock(), journal
     )
     return ArchiveKeeper(archive, STAGE, settings, ports)
 
@@ -551,18 +902,18 @@ async def test_failures_are_told_once_and_nothing_stops(
     journal = Journal([])
     clock = VirtualClock()
     keeper = keeper_of(archive_at(str(there)), store, journal, clock)
-    await keeper._step(OnDisk([6]))
+    await keeper._step(on_disk(6))
     assert keeper.trouble.startswith(f"checkpoints are not copied to {there}: ")
     assert keeper.trouble.endswith("tried again in 30 s")
-    await keeper._step(OnDisk([6]))
+    await keeper._step(on_disk(6))
     clock.advance(31.0)
-    await keeper._step(OnDisk([6]))
+    await keeper._step(on_disk(6))
     assert keeper.trouble.endswith("tried again in 1 min")
     errors = [e for e in journal.recent(level="error") if e.kind == "archive-failed"]
     assert len(errors) == 1, "the same reason once"
     there.unlink()
     clock.advance(61.0)
-    await keeper._step(OnDisk([6]))
+    await keeper._step(on_disk(6))
     assert (keeper.last, keeper.trouble) == (6, "")
     assert "again" in [e for e in journal.recent() if e.kind == "archived"][-1].text
 
@@ -582,19 +933,19 @@ async def test_a_place_that_hangs_holds_nobody_up(
     clock = VirtualClock()
     files = Failing(3, hangs)
     keeper = keeper_of(archive_at(there, files=files), store, journal, clock)
-    copying = asyncio.create_task(keeper._step(OnDisk([6])))
+    copying = asyncio.create_task(keeper._step(on_disk(6)))
     await until(lambda: files.opened == 3)
     clock.advance(aside.STALL_S + 1)
     await copying
     assert "nothing has moved" in keeper.trouble
     clock.advance(61.0)
-    await keeper._step(OnDisk([6]))
+    await keeper._step(on_disk(6))
     assert "has not ended" in keeper.trouble, "one thread hangs, not more and more"
     woken.set()
     await until(keeper._aside.free.is_set)
     assert epochs(archive_at(there)) == [], "what wakes later makes no copy whole"
     clock.advance(1000.0)
-    await keeper._step(OnDisk([6]))
+    await keeper._step(on_disk(6))
     assert keeper.last == 6
 
 
@@ -609,7 +960,7 @@ async def test_a_copy_can_be_cancelled(store: CheckpointStore, tmp_path: Path) -
 
     there = str(tmp_path / "there")
     keeper = keeper_of(archive_at(there, files=Failing(3, hangs)), store, Journal([]))
-    copying = asyncio.create_task(keeper._step(OnDisk([6])))
+    copying = asyncio.create_task(keeper._step(on_disk(6)))
     await asyncio.to_thread(going.wait, 20)
     copying.cancel()
     with pytest.raises(asyncio.CancelledError):

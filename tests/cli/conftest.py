@@ -149,6 +149,8 @@ def tutti(
     Nobody is asked over the network before joining: what asks cannot be loaded beside hivemind."""
     for name in [n for n in os.environ if n.startswith("TUTTI_")]:
         monkeypatch.delenv(name)
+    # Not by --home, which all advice would repeat.
+    monkeypatch.setenv("TUTTI_HOME", str(home))
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.chdir(home.parent)
     monkeypatch.setattr(sys, "stdin", io.StringIO())
@@ -157,7 +159,7 @@ def tutti(
 
     def run(*words: str) -> Shown:
         capsys.readouterr()
-        code = cli.main(["--home", str(home), *words])
+        code = cli.main(words)
         return Shown(code, *capsys.readouterr())
 
     return run

@@ -11,8 +11,10 @@ import pytest
 
 import cli
 from node.config import EXAMPLE, KNOWN, NodeConfig
+from node.core.home import ABOUT_A_HOME, pasteable
+from node.core.tables import ALIASES, settings_of
 from node.identity.keys import Identity
-from node.manifest import Manifest
+from node.manifest import SECTIONS, Manifest
 from tests.cli.conftest import refused
 
 
@@ -85,6 +87,22 @@ def test_a_group_without_a_verb_shows_its_verbs(tutti):
         assert shown.stderr.startswith("Usage: tutti")
 
 
+def test_commands_of_a_home_are_verbs_and_name_it():
+    assert set(ABOUT_A_HOME) <= {path[0] for path in VERBS}
+    text = "see  tutti logs , then  tutti swarm init --continue a b ; tutti trains; tutti status -h"
+    assert pasteable(text, "") == text
+    assert pasteable(text, " --home /h") == (
+        "see  tutti --home /h logs , then  tutti --home /h swarm init --continue a b ; tutti "
+        "trains; tutti status -h"
+    )
+    named = "see  tutti service status --home /x ,  tutti status --home /x"
+    assert pasteable(named, " --home /h") == named
+    beside = pasteable("with  tutti start , or name one with  --home DIR", " --home /h")
+    assert beside == "with  tutti --home /h start , or name one with  --home DIR"
+    once = pasteable(text, r" --home '/a \1'")
+    assert pasteable(once, " --home /h") == once
+
+
 def test_a_name_is_suggested_once(tutti):
     assert tutti("swarm", "ini").stderr.lower().count("did you mean") == 1
 
@@ -97,10 +115,23 @@ def test_a_name_is_suggested_once(tutti):
         (("swarm", "init", "--set", "model.stages=3"), "pipeline.stages"),
         (("swarm", "init", "--set", "data.sha=3"), "data.sha256"),
         (("start", "--set", "checkpoint.evry=3"), "checkpoint.every"),
+        (("swarm", "init", "--set", "model.width=64"), "model.d_model"),
+        (("swarm", "init", "--set", "model.hidden_size=64"), "model.d_model"),
+        (("swarm", "init", "--set", "model.n_layer=3"), "model.layers"),
+        (("swarm", "init", "--set", "model.num_attention_heads=3"), "model.heads"),
+        (("swarm", "init", "--set", "training.batch_size=8"), "training.target_batch"),
+        (("swarm", "init", "--set", "model.batch_size=8"), "training.target_batch"),
+        (("swarm", "init", "--set", "optimizer.learning_rate=1"), "optimizer.lr"),
     ],
 )
 def test_a_slip_of_the_pen_is_understood(tutti, words, meant):
     refused(tutti(*words), 2, f"did you mean  {meant}  ?")
+
+
+def test_names_of_other_libraries_stand_for_settings_that_exist():
+    keys = {field.rpartition(".")[2] for field in settings_of(SECTIONS)}
+    assert set(ALIASES.values()) <= keys
+    assert not set(ALIASES) & keys, "a setting is no alias"
 
 
 def test_a_name_like_no_other_gets_the_names_of_its_section(tutti):

@@ -93,6 +93,26 @@ def test_swarm_init_writes_a_signed_manifest_and_the_next_step(tutti, home):
     refused(tutti("swarm", "init"), 2, "--force")
 
 
+def test_swarm_init_warns_of_an_epoch_of_one_micro_batch(tutti):
+    few = ("--set", "training.target_batch=4", "--set", "pipeline.micro_batch=4")
+    said = tutti("swarm", "init", "few.toml", *few).good()
+    assert "note     an epoch is one micro-batch (4 sequences, 4 at a time)" in said
+    assert "training.target_batch=32" in said
+    enough = ("--set", "training.target_batch=8", "--set", "pipeline.micro_batch=4")
+    assert "note " not in tutti("swarm", "init", "enough.toml", *enough).good()
+    shown = json.loads(tutti("swarm", "init", "json.toml", *few, "--json").stdout)
+    assert len(shown["notes"]) == 1
+
+
+def test_commands_that_are_advised_name_the_home_of_the_line(tutti, home):
+    other = home.parent / "an other"
+    said = tutti("status", "--home", str(other)).stderr
+    assert f"start one with  tutti --home '{other}' start" in said
+    assert "tutti start" in tutti("status").stderr
+    out = ("swarm", "init", "pasted.toml", "--home", str(other))
+    assert f"tutti --home '{other}' start pasted.toml" in tutti(*out).good()
+
+
 def test_swarm_init_with_an_address_prints_an_invite_that_works(tutti, home):
     shown = json.loads(
         tutti("swarm", "init", "x.toml", "--private", "--address", PLACE, "--json").stdout

@@ -198,7 +198,9 @@ def test_peers_of_another_protocol_are_a_warning_until_all_are(found, daemon):
     newer = PROTOCOL + 1
     others[0].oldest_protocol = others[0].newest_protocol = newer
     said = found(0, "versions")
-    assert f"1 of {len(others)} other peers speak protocol {newer}, this tutti" in said[-1]["cause"]
+    assert (
+        f"1 of {len(others)} other peers speaks protocol {newer}, this tutti" in said[-1]["cause"]
+    )
     assert (said[-1]["code"], said[-1]["ok"]) == (ExitCode.VERSIONS_UNFIT, True)
     assert "update this tutti" in said[-1]["fix"]
     for p in others:

@@ -244,7 +244,7 @@ async def test_a_daemon_waits_for_the_manifest_as_long_as_somebody_is_there(ours
         raise PeerFault(peer, "no answer in 10 s")
 
     seeker = _seeker(ours, monkeypatch, silent)
-    with pytest.raises(NetworkFault, match="none of 1 peers of the invite answered"):
+    with pytest.raises(NetworkFault, match="none of 1 peer of the invite answered"):
         await seeker._find_manifest(invite)
     assert SILENT_S <= seeker.waits.now < 2 * SILENT_S
 

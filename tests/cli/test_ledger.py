@@ -1,15 +1,18 @@
 """``tutti ledger``: receipts of files are verified without a daemon, and damage is named."""
 
 import json
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from node.coordinator.credit.book import RECEIPTS, FileBook
+from node.coordinator.credit.book import RECEIPTS, FileBook, framed
 from node.coordinator.credit.record import EpochRecord
 from node.coordinator.credit.statement import Signed
+from node.core.journey import Plan
 from node.identity.keys import name_of
+from node.tools import ledger as ledger_tool
 from testbed.swarms.signing import RUN, SigningSwarm
 from tests.cli.conftest import refused
 
@@ -42,6 +45,22 @@ def test_the_own_receipts_are_summed_for_each_peer(tutti, ours, swarm):
     assert (run["epochs"], run["tokens"], run["work"]) == (3, 192, 576)
     assert [p["receipts"] for p in run["peers"]] == [192] * 3
     assert (run["unsigned"], run["left_out"], run["refused"]) == (0, 0, [])
+
+
+def test_a_peer_has_the_name_that_it_has_announced(tutti, ours, swarm):
+    written(book(ours), swarm.epoch())
+    first, *others = swarm.peers
+    ours.keep_names(RUN, {first: "gpu-under-my-desk"})
+    said = tutti("ledger").good()
+    assert f"gpu-under-my-desk ({first[-6:]})" in said
+    assert name_of(first) not in said
+    for peer in others:
+        assert f"{name_of(peer)} ({peer[-6:]})" in said
+    told = json.loads(tutti("ledger", "--json").good())
+    assert "gpu-under-my-desk" in {p["name"] for p in told["runs"][0]["peers"]}
+    for damaged in ("[1]", "{", ""):
+        (ours.swarm_dir(RUN) / "names.json").write_text(damaged)
+        assert name_of(first) in tutti("ledger").good()
 
 
 def test_without_receipts_the_next_step_is_said(tutti):
@@ -95,7 +114,7 @@ def test_a_newest_epoch_without_certificate_does_not_count_and_is_no_fault(tutti
     written(book(ours), records[0], replace(records[1], certificate=None))
     shown = tutti("ledger")
     assert shown.returncode == 0
-    assert "1 epochs with 64 tokens are not certified" in shown.stdout
+    assert "not certified, so not counted: 1 epoch, 64 tokens" in shown.stdout
 
 
 def test_records_that_are_no_records_are_damage(tutti, ours, swarm):
@@ -106,3 +125,52 @@ def test_records_that_are_no_records_are_damage(tutti, ours, swarm):
     assert shown.returncode == 9
     (damage,) = json.loads(shown.stdout)["damaged"]
     assert damage["why"] == "a number with too many bytes"
+
+
+def test_records_that_inflate_without_end_are_not_read(tutti, ours, swarm, monkeypatch):
+    records = [swarm.epoch() for _ in range(5)]
+    path = written(book(ours), *records)
+    plans = [len(r.plan.canonical()) for r in records]
+    parsed: list[int] = []
+    parse = Plan.parse.__func__
+
+    def counting(cls, raw):
+        parsed.append(len(raw))
+        return parse(cls, raw)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Plan, "parse", classmethod(counting))
+        patch.setattr("node.tools.ledger.MOST_INFLATED", sum(plans[:3]))
+        shown = tutti("ledger", "--json")
+    assert shown.returncode == 9
+    told = json.loads(shown.stdout)
+    assert told["runs"][0]["epochs"] == 3
+    (damage,) = told["damaged"]
+    sizes = [len(framed(r.encoded())) for r in records]
+    assert (damage["file"], damage["at"]) == (str(path), sum(sizes[:3]))
+    assert damage["bytes"] == sum(sizes[3:])
+    assert "not read" in damage["why"]
+    assert max(parsed) <= max(plans)
+    assert len(parsed) == 2 * 3, "once to be found, and once to be audited"
+    monkeypatch.setattr("node.tools.ledger.MOST_RECORDS", 2)
+    assert json.loads(tutti("ledger", "--json").stdout)["runs"][0]["epochs"] == 2
+
+
+def test_one_plan_at_a_time_is_in_memory(ours, swarm):
+    path = written(book(ours), *(swarm.epoch() for _ in range(20)))
+    living: list[weakref.ref[Plan]] = []
+    most = 0
+    parse = Plan.parse.__func__
+
+    def watching(cls, raw):
+        nonlocal most
+        plan = parse(cls, raw)
+        living.append(weakref.ref(plan))
+        most = max(most, sum(ref() is not None for ref in living))
+        return plan
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Plan, "parse", classmethod(watching))
+        found = ledger_tool.load([path])
+    assert found.runs[RUN].tokens == 20 * 64
+    assert most <= 4

@@ -56,6 +56,16 @@ def test_an_end_asks_first(tutti, daemon, owned):
     assert daemon.ordered == ""
 
 
+def test_orders_and_changes_are_for_the_run_of_the_daemon(tutti, ours, daemon, owned, tmp_path):
+    file = tmp_path / "changed.toml"
+    file.write_text("[averaging]\ncell = 2\n")
+    for run_id in ("", "cd" * 32):
+        daemon.said.swarm.run_id = run_id
+        for words in (["pause"], ["switch", str(file)]):
+            refused(tutti("swarm", *words), 2, "no part in a run", "tutti status")
+    assert daemon.ordered == ""
+
+
 def test_who_does_not_own_the_run_is_told_so(tutti, ours, daemon):
     refused(tutti("swarm", "pause"), 2, "no part in a run")
     other = Manifest.parse(Manifest.default_demo().sign(Identity.ephemeral()))
@@ -85,29 +95,36 @@ def test_who_joins_is_told_of_a_pause_and_of_an_end(ours, monkeypatch, capsys):
     owner = Identity.ephemeral()
     manifest = Manifest.parse(Manifest.default_demo().sign(owner))
 
-    def order(verb: Verb, reason: str, signer: Identity = owner) -> str:
+    def order(verb: Verb, reason: str, signer: Identity = owner, in_s: float = -725.0) -> str:
         return signed(
             manifest.run_id,
             signer.peer_id,
             signer,
             verb,
             number=1,
-            begins=time.time() - 725,
+            begins=time.time() + in_s,
             reason=reason,
         )
 
     invite = joins(monkeypatch, manifest, order(Verb.PAUSE, "moving disks"))
     assert look(ours, invite, joins=True)[0] == manifest
     said = capsys.readouterr().err
-    assert "the run is paused by the run's owner 12 min ago: 'moving disks'" in said
+    assert "the run was paused by the run's owner 12 min ago: 'moving disks'" in said
     assert "waits" in said
 
     invite = joins(monkeypatch, manifest, order(Verb.END, "all done"))
     with pytest.raises(RunEnded, match="12 min ago: 'all done'") as e:
         look(ours, invite, joins=True)
-    assert "--continue" in e.value.next_step
+    assert "an invite to that one" in e.value.next_step
     assert look(ours, invite)[0] == manifest, "it can still be looked at"
-    assert "the run is ended" in capsys.readouterr().err
+    assert "the run was ended" in capsys.readouterr().err
+
+    later = order(Verb.PAUSE, "") + "\n" + order(Verb.END, "", in_s=7300.0)
+    invite = joins(monkeypatch, manifest, later)
+    assert look(ours, invite, joins=True)[0] == manifest, "until then it can be joined"
+    said = capsys.readouterr().err
+    assert "the run was paused by the run's owner" in said
+    assert "the run will be ended by the run's owner in 2 h" in said
 
     for harmless in (order(Verb.RESUME, ""), order(Verb.END, "", Identity.ephemeral()), "rubbish"):
         invite = joins(monkeypatch, manifest, harmless)
@@ -155,3 +172,22 @@ def test_status_shows_the_newest_copy_of_checkpoints():
     )
     snapshot.archive.MergeFrom(ArchiveLine(epoch=416, known=True, at=time.time()))
     assert "epoch 416 at s3://***@bucket/run, since " in "\n".join(map(str, status_lines(snapshot)))
+
+
+def ended_run(ours, owner: Identity) -> Manifest:
+    """The run that this home has used last; its owner has ended it."""
+    manifest = Manifest.parse(Manifest.default_demo().owned_by(owner.peer_id).sign(owner))
+    ours.remember(manifest)
+    end = signed(manifest.run_id, owner.peer_id, owner, Verb.END, number=1, begins=time.time() - 60)
+    ours.keep_order(manifest.run_id, end)
+    return manifest
+
+
+def test_status_of_an_ended_run_says_how_it_goes_on(tutti, ours):
+    mine = Identity.load_or_create(ours.identity_path)
+    manifest = ended_run(ours, mine)
+    file = ours.manifest_path(manifest.run_id)
+    more = f"tutti swarm init --continue {file} more.toml --epochs {2 * manifest.training.epochs} "
+    refused(tutti("status"), 3, more, "tutti export DIR")
+    ended_run(ours, Identity.ephemeral())
+    refused(tutti("status"), 3, "ask for an invite")

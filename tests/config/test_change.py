@@ -2,6 +2,7 @@
 
 import base64
 import json
+import string
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from node.averaging.strategies.outer import OuterSettings
 from node.consensus.rules import MAX_CHANGE, Rules
 from node.core.errors import Refused, UsageFault
 from node.identity.keys import Identity
+from node.identity.signed_text import sign_text
 from node.manifest import Manifest, amended
 
 DILOCO = (
@@ -109,12 +111,16 @@ def test_a_forged_or_damaged_change_is_refused(
 
     def by_owner(**changes: object) -> str:
         altered = json.dumps({**json.loads(body), **changes})
-        return base64.b64encode(owner.sign(altered.encode(), DOMAIN)).decode() + "\n" + altered
+        return sign_text(owner, altered, DOMAIN)
 
+    digits = string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
+    respelled = signature[:85] + digits[digits.index(signature[85]) ^ 1] + "=="
+    assert base64.b64decode(respelled) == base64.b64decode(signature)
     for bad in (
+        respelled + "\n" + body,
         signature + "\n" + body.replace('"revision":3', '"revision":4'),
-        base64.b64encode(stranger.sign(body.encode(), DOMAIN)).decode() + "\n" + body,
-        base64.b64encode(owner.sign(body.encode(), "tutti/manifest/1")).decode() + "\n" + body,
+        sign_text(stranger, body, DOMAIN),
+        sign_text(owner, body, "tutti/manifest/1"),
         signed(other_run, wanted(other_run, DILOCO), 3, owner),
         by_owner(more=1),
         by_owner(revision=0),

@@ -18,6 +18,7 @@ from node.app import change
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
 from node.core.errors import ExitCode, TooNew, UsageFault
+from node.core.tables import setting
 from node.identity.admission import check_admission
 from node.identity.invites import Invite
 from node.identity.keys import Identity, peer_id_of
@@ -36,7 +37,7 @@ DEMO = Manifest.default_demo()
 class Wider(SECTIONS["model"]):
     """A later software's section: one setting more."""
 
-    experts: int = 1
+    experts: int = setting(1, "Experts of a layer.", least=1)
 
 
 def _bare(raw: bytes) -> bytes:

@@ -2,6 +2,7 @@
 living."""
 
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -54,6 +55,10 @@ class Daemon:
             pipeline=SimpleNamespace(rounding=SentRounding()),
         )
         self.manifest = None
+        self.paused = ""
+        self.pausing = False
+        self.children = set[PeerId]()
+        self.availability = SimpleNamespace(run_paused_at=0.0, public_reason="")
         self.journal = Journal()
         self.identity = SimpleNamespace(peer_id=ME)
         self.clock = VirtualClock(NOW)
@@ -62,6 +67,9 @@ class Daemon:
 
     def standing_of(self, peer: PeerId) -> tuple[Life, float]:
         return self.vitals.look(peer, time.monotonic())
+
+    def own_children(self) -> set[PeerId]:
+        return self.children
 
     def body(self) -> PeerBody:
         return entry(ME, 1).body
@@ -161,3 +169,103 @@ def test_a_disk_that_is_full_or_gone_is_said(tmp_path, monkeypatch):
     assert "does not answer" in full_disk(tmp_path / "gone")
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=1 << 20))
     assert full_disk(tmp_path) == f"the disk of {tmp_path} is full: 1.0 MiB are free"
+
+
+def pause(daemon: Daemon, run_paused_at: float) -> None:
+    daemon.paused = "by its operator"
+    daemon.availability.run_paused_at = run_paused_at
+    daemon.availability.public_reason = "by its operator"
+
+
+def test_peers_that_the_owner_has_paused_have_not_left():
+    daemon = Daemon()
+    daemon.vitals.leaves(A, True)
+    daemon.vitals.dead(A, time.monotonic())
+    daemon.presence.sightings.lost = {C: (entry(C, 2, left_s=10.0), NOW)}
+    assert {shown(daemon)[p].state for p in (A, C)} == {"left"}
+    pause(daemon, NOW - 5.0)
+    for peer in (A, C):
+        assert shown(daemon)[peer].state == "paused"
+        assert shown(daemon)[peer].paused == "by the run's owner"
+    gone = entry(C, 2, "paused", left_s=10.0)
+    gone = replace(gone, body=replace(gone.body, paused="by the run's owner"))
+    daemon.presence.sightings.lost = {C: (gone, NOW)}
+    assert shown(daemon)[C].state == "paused", "it has said so before it went"
+    pause(daemon, NOW + 600.0)
+    assert shown(daemon)[C].state == "left", "long before the order"
+
+
+def test_the_children_of_a_paused_solo_run_are_paused():
+    daemon = Daemon()
+    daemon.presence.sightings.lost = {p: (entry(p, 2, left_s=10.0), NOW) for p in (A, C)}
+    daemon.children = {C}
+    assert shown(daemon)[C].state == "left"
+    pause(daemon, 0.0)
+    assert (shown(daemon)[C].state, shown(daemon)[A].state) == ("paused", "left")
+
+
+def manifest(epochs: int = 90) -> Any:
+    return SimpleNamespace(
+        swarm=SimpleNamespace(name="run"),
+        run_id="1" * 64,
+        training=SimpleNamespace(epochs=epochs),
+        pipeline=SimpleNamespace(stages=2),
+    )
+
+
+def held(daemon: Daemon, epochs: dict[PeerId, int]) -> None:
+    entries = dict[PeerId, PeerEntry]()
+    for peer, epoch in epochs.items():
+        one = entry(peer, 1)
+        entries[peer] = replace(one, body=replace(one.body, epoch=epoch))
+    daemon.presence.view = View(entries)
+
+
+def test_a_peer_without_parameters_shows_the_epoch_of_the_others():
+    daemon = Daemon()
+    daemon.manifest = manifest()
+    builder: Any = SnapshotBuilder(daemon)  # type: ignore[arg-type]
+    held(daemon, {A: 40, B: 41, C: 10**9})
+    assert builder.peers_in_sight().swarm.epoch == 7, "its own while it holds one"
+    daemon.assembled.stage.version.epoch = 0
+    assert builder.peers_in_sight().swarm.epoch == 41
+    daemon.assembled = None
+    assert builder.peers_in_sight().swarm.epoch == 41, "the middle one"
+    held(daemon, {A: 0, C: 10**9})
+    assert builder.peers_in_sight().swarm.epoch == 90, "no more than the run has"
+
+
+def test_a_peer_that_starts_paused_shows_the_epoch_of_its_checkpoints(tmp_path):
+    daemon = Daemon()
+    daemon.manifest = manifest()
+    daemon.assembled = None
+    daemon.config = SimpleNamespace(checkpoint_dir=lambda run_id: tmp_path)
+    held(daemon, {A: 0})
+    builder: Any = SnapshotBuilder(daemon)  # type: ignore[arg-type]
+    for name in ("epoch-30", "epoch-60", "epoch-x"):
+        (tmp_path / "stage-0" / name).mkdir(parents=True)
+    builder.recall_epoch()
+    assert builder.peers_in_sight().swarm.epoch == 60
+    held(daemon, {A: 75})
+    assert builder.peers_in_sight().swarm.epoch == 75
+
+
+def test_a_peer_that_gave_its_stage_up_keeps_its_counts_and_measures_the_speed_anew():
+    daemon = Daemon()
+    daemon.manifest = manifest()
+    builder: Any = SnapshotBuilder(daemon)  # type: ignore[arg-type]
+    for epoch in range(5):
+        builder.tally.progress.reached(epoch, float(epoch))
+    assert builder.tally.progress.left(90, 5.0) != (0.0, 0.0)
+    for _ in range(2):
+        builder.tally.gave_up(
+            SimpleNamespace(
+                stage=SimpleNamespace(version=SimpleNamespace(epoch=40)),
+                meter=SimpleNamespace(micro_batches=6, last_work=3.0),
+            )
+        )
+    held(daemon, {A: 0})
+    daemon.assembled = None
+    assert builder.peers_in_sight().swarm.epoch == 40, "the others hold nothing either"
+    assert (builder.tally.worked, builder.tally.last_work) == (12, 3.0)
+    assert builder.tally.progress.left(90, 6.0) == (0.0, 0.0)

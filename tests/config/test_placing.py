@@ -223,8 +223,8 @@ def test_the_children_of_a_home_are_known_by_their_keys(tmp_path: Path) -> None:
     config = NodeConfig.load({"home": str(tmp_path)}, {})
     daemon: Any = SimpleNamespace(config=config, manifest=MANIFEST)
     daemon._child_home = lambda stage: Daemon._child_home(daemon, stage)
-    assert Daemon._own_children(daemon) == set()
+    assert Daemon.own_children(daemon) == set()
     home = tmp_path / "local" / "stage-2"
     home.mkdir(parents=True)
     key = Identity.load_or_create(home / config.identity_path.name)
-    assert Daemon._own_children(daemon) == {key.peer_id}
+    assert Daemon.own_children(daemon) == {key.peer_id}

@@ -1,7 +1,6 @@
 """Removed settings and verbs: each is refused by name wherever it is written, with its
 successor."""
 
-import base64
 import json
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from node.app.change import DOMAIN, read, wanted
 from node.averaging.strategies.outer import REMOVED, STRATEGIES
 from node.core.errors import ExitCode, Refused, Removed
 from node.identity.keys import Identity
+from node.identity.signed_text import sign_text
 from node.manifest import Manifest, amended
 
 CELLS = "[averaging]\ncell = 1\n[outer]\nwindow_s = 20.0\n"
@@ -69,7 +69,7 @@ def test_a_change_to_what_was_removed_is_not_followed(
     """Signed by an older tutti, which has it."""
     said = {"run": manifest.run_id, "revision": 1, "cell": 1, "outer": {"window_s": 20.0, **outer}}
     body = json.dumps(said)
-    text = base64.b64encode(owner.sign(body.encode(), DOMAIN)).decode() + "\n" + body
+    text = sign_text(owner, body, DOMAIN)
     with pytest.raises(Refused, match="the owner's change cannot be followed") as refusal:
         read(manifest, text)
     assert isinstance(refusal.value.__cause__, Removed)

@@ -3,21 +3,26 @@
 import asyncio
 import json
 import re
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from node.app import snapshot as module
-from node.app.daemon import Daemon, fault_line
+from node.app.daemon import Daemon, fault_line, serve_metrics
 from node.app.operator_service import OperatorService
 from node.app.snapshot import SnapshotBuilder
+from node.config import NodeConfig
+from node.core.clock import SystemClock
 from node.core.errors import NetworkFault
 from node.core.journey import UNKNOWN
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended
+from node.orders.order import RunEnded, Verb, signed
 from node.reach.standing import Standing
 from node.telemetry.events import Event, Journal
+from node.telemetry.metrics import Metrics
 from protos.control_pb2 import Snapshot
 from testbed.fakes.canned_window import training_snapshot
 from testbed.fakes.clock import VirtualClock
@@ -189,3 +194,39 @@ def test_an_invite_names_the_rendezvous_before_its_record_is_seen():
     reply = OperatorService.invite(SimpleNamespace(_d=daemon))
     assert list(reply.addresses) == [rendezvous, mine]
     assert reply.only_on == ""
+
+
+def test_a_taken_port_of_the_metrics_is_the_fault_of_any_taken_port():
+    first = Metrics()
+    port = int(first.serve().rpartition(":")[2].partition("/")[0])
+    with pytest.raises(NetworkFault, match=f"cannot listen on tcp port {port} of 127") as caught:
+        serve_metrics(Metrics(), port)
+    assert "--metrics-port PORT" in caught.value.next_step
+    first.close()
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_start_in_an_ended_run_is_refused_before_anything_is_said(tmp_path, told: bool):
+    ours = NodeConfig.load({"home": tmp_path}, {})
+    owner = Identity.load_or_create(ours.identity_path)
+    manifest = Manifest.parse(Manifest.default_demo().owned_by(owner.peer_id).sign(owner))
+    end = signed(manifest.run_id, owner.peer_id, owner, Verb.END, number=1, begins=1.0)
+    ours.keep_order(manifest.run_id, end)
+    daemon: Any = SimpleNamespace(
+        manifest=manifest,
+        role="auto",
+        told_order="",
+        config=ours,
+        clock=SystemClock(),
+        identity=owner,
+    )
+    daemon._after_end = partial(Daemon._after_end, daemon)
+    if told:
+        daemon.told_order = ours.order(manifest.run_id)
+        ours.keep_order(manifest.run_id, "rubbish")
+    with pytest.raises(RunEnded) as caught:
+        Daemon._check_not_ended(daemon)
+    assert "--continue" in caught.value.next_step
+    assert ours.order(manifest.run_id).endswith("}"), "it is known at the next start too"
+    daemon.role = "rendezvous"
+    Daemon._check_not_ended(daemon)

@@ -226,6 +226,30 @@ WORDS = {
         "--memory",
     ),
     "idleness": ({"idle_s": 48.0}, "idle", "no useful work for 48 s", "tutti logs"),
+    "no way to a peer beside it": (
+        {"idle_s": 48.0, "unreached": (A,), "beside": frozenset({A}), "hosts": {A: 2}},
+        "idle",
+        "no way to AAAAAA of stage 2",
+        "so no port is in the way",
+    ),
+    "one of two peers without a way is beside it": (
+        {"idle_s": 48.0, "unreached": (A, B), "beside": frozenset({A})},
+        "idle",
+        "no way to AAAAAA",
+        "router",
+    ),
+    "no way on a starved machine": (
+        {"wait": Wait(Lack.PLAN, peers=(A,)), "unreached": (A,), "contended": 0.9},
+        "plan",
+        "no way to AAAAAA",
+        "too little processor time: this daemon waits for 90%",
+    ),
+    "idleness on a starved machine": (
+        {"idle_s": 48.0, "contended": 0.9},
+        "idle",
+        "no useful work for 48 s",
+        "end other programs",
+    ),
     "idleness without a way": (
         {"idle_s": 48.0, "unreached": (A,), "hosts": {A: 2}},
         "idle",

@@ -33,6 +33,7 @@ from node.core.errors import ExitCode, NetworkFault, Refused
 from node.core.ids import PeerId
 from node.identity.keys import Identity
 from protos.ask_pb2 import PeerLine, PeersAnswer
+from protos.control_pb2 import ReachReport, WayLine
 from testbed.fakes.clock import VirtualClock
 
 # The same keys in every process, since they stand in a test's parameters.
@@ -365,3 +366,25 @@ def test_no_family_of_sockets_is_no_way_out(monkeypatch: pytest.MonkeyPatch) -> 
     unsupported = OSError(errno.EAFNOSUPPORT, "Address family not supported by protocol")
     monkeypatch.setattr(socket, "socket", Mock(side_effect=unsupported))
     assert this_machine().routes == {4: "", 6: ""}
+
+
+@pytest.mark.parametrize(
+    ("paths", "ok"), [(["direct", ""], True), (["", ""], False), ([], False)], ids=str
+)
+def test_a_machine_without_a_way_out_is_fine_beside_connected_peers(paths: list[str], ok: bool):
+    found = doctor.Checkup(doctor.this_machine(), (stranded(),), stranded(), 0.1)
+    report = ReachReport(ways=[WayLine(peer=f"p{i}", path=p) for i, p in enumerate(paths)])
+    shown = doctor.beside_peers(found, report)
+    assert shown.verdict.ok is ok
+    assert shown.verdict.exit_code == (Code.OK if ok else Code.NO_ROUTE)
+    text = "\n".join(doctor.checkup_lines(shown))
+    assert ("1 peer connected all the same" in text) is ok
+    assert ("\nnote " in text) is ok
+    assert ("\nfault " in text) is not ok
+
+
+def test_a_fault_of_an_address_stays_one_beside_connected_peers():
+    fault = failed("", "clock", Code.CLOCK_WRONG, "this clock is wrong")
+    found = doctor.Checkup(doctor.this_machine(), (fault,), fault, 0.1)
+    report = ReachReport(ways=[WayLine(peer="p", path="direct")])
+    assert doctor.beside_peers(found, report) is found

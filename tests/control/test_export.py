@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -29,7 +30,7 @@ from node.checkpoint.state import StateKind
 from node.config import NodeConfig
 from node.core.errors import NetworkFault, OutOfResources, Refused, UsageFault
 from node.core.ids import PeerId
-from node.core.journey import Plan, PlanMember, Version
+from node.core.journey import UNKNOWN, Losses, Plan, PlanMember, Version
 from node.data.settings import Places
 from node.data.tokenizer import ByteTokenizer, Tokenizer, open_tokenizer
 from node.manifest import Manifest, amended
@@ -119,6 +120,7 @@ class Lab:
         self.config = NodeConfig(root / "home")
         self.config.home.mkdir()
         self.plan: Plan | None = None
+        self.losses = UNKNOWN
         self.here = self.version
         self.waits = ""
 
@@ -195,7 +197,8 @@ class Lab:
         def hosts(stage: int) -> list[PeerId]:
             return [p.peer for p in self.peers if p.stage == stage]
 
-        return Exporter(a, self.me, self.config, hosts, ExportRequest(**request))
+        asked = ExportRequest(**request)
+        return Exporter(a, self.me, self.config, hosts, asked, losses=self.losses)
 
     async def export(self, **request: Any) -> News:
         """Run an export and return its last news."""
@@ -245,6 +248,20 @@ def same(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> bool:
 
 def holding(sha256: str) -> bytes | None:
     return TOKENIZER if sha256 == SHA256 else None
+
+
+# ----------------------------------------------------------- the losses of a plan after a pause
+
+
+async def test_a_plan_without_losses_is_exported_with_the_ones_heard_before(make) -> None:
+    lab = await make()
+    lab.losses = Losses(1.5, 1.75)
+    _, _, fields = await lab.export()
+    assert (fields["loss"], fields["loss_val"]) == (2.5, 2.75), "the plan knows better"
+    lab.plan = replace(lab.plan, loss=0.0, loss_val=0.0)
+    _, _, fields = await lab.export()
+    assert (fields["loss"], fields["loss_val"]) == (1.5, 1.75)
+    assert "1.7500 nats per token" in (lab.out / "README.md").read_text()
 
 
 # ----------------------------------------------------------- from any peer

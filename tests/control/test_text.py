@@ -16,6 +16,7 @@ from node.control.text import (
     doing,
     evaluated_lines,
     fitted,
+    peer_cells,
     peers_table,
     ping_lines,
     present,
@@ -132,6 +133,19 @@ def test_status_fits_any_screen_and_keeps_what_is_wrong(
         assert "fix see tutti doctor net" in text
     if not height:
         assert "metrics" in "\n".join(lines)  # nothing is left out where there is room
+
+
+def test_status_cuts_no_sentence():
+    long = " ".join(f"word{n}" for n in range(120))
+    s = training_snapshot(healthy=False, reason=long, next_step=long, device=long, reachable=long)
+    s.change.CopyFrom(ChangeLine(revision=1, in_force=1, says=long))
+    s.paths.why.append(long)
+    s.paths.how = "planned"
+    s.warnings.extend([long])
+    for lines in (status_lines(s), fitted(status_lines(s), 80)):
+        text = "\n".join(line.plain for line in lines)
+        assert "…" not in text
+        assert text.count("word119") == 7, "each to its end"
 
 
 def test_status_shows_the_plan_of_memory():
@@ -312,6 +326,28 @@ def test_warm_up_is_said_until_it_is_over():
     assert "warm-up until epoch 10" in doing(young)[1]
     old = training_snapshot(epoch=10, warmup=10)
     assert not any("warm-up" in line for line in shown(*status_lines(old)))
+
+
+@pytest.mark.parametrize("state", ["paused", "pausing", "starting", "joining", "choosing"])
+def test_a_peer_that_does_not_train_shows_the_epoch_of_the_run_and_no_speed(state: str):
+    away = training_snapshot(epoch=0, state=state, warmup=100, micro_batches=0, layers="")
+    away.swarm.epoch = 60
+    text = "\n".join(shown(*status_lines(away)))
+    assert "epoch 60/150" in text
+    assert "done      40 % of the run\n" in text
+    assert "warm-up" not in text
+    assert "0 micro-batches" not in text
+    away.swarm.epoch = 0
+    text = "\n".join(shown(*status_lines(away)))
+    assert "epoch not known yet" in text
+    assert "done" not in text
+    assert doing(training_snapshot(micro_batches=1))[1].count("1 micro-batch at")
+
+
+def test_a_peer_that_holds_no_parameters_has_no_epoch_in_the_table():
+    paused = PeerLine(peer=ME, state="paused", role="rendezvous")
+    assert peer_cells(paused, 3)[7].plain == "-"
+    assert peer_cells(PeerLine(peer=ME, state="training"), 3)[7].plain == "0"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from node.control.words import (
     span,
     stacked,
 )
+from node.core.numbers import several
 
 
 @pytest.mark.parametrize(
@@ -60,3 +61,19 @@ def test_a_stacked_bar_is_exactly_as_wide_as_asked():
         assert sum(map(len, stacked([1, 2, 3.3, 0.1], "abcd", width))) == width
     assert stacked([0, 0], "ab", 10) == ["", ""]
     assert stacked([1, 0, 3], "abc", 8) == ["aa", "", "cccccc"]
+
+
+@pytest.mark.parametrize(
+    ("number", "what", "said"),
+    [
+        (1, "part", "1 part"),
+        (0, "part", "0 parts"),
+        (2, "micro-batch", "2 micro-batches"),
+        (2, "epoch", "2 epochs"),
+        (3, "copy", "3 copies"),
+        (3, "day", "3 days"),
+        (2, "address", "2 addresses"),
+    ],
+)
+def test_a_number_of_things_has_its_plural(number: int, what: str, said: str):
+    assert several(number, what) == said

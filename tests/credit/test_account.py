@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.credit.account import Account, Gap, Ground, settle
+from node.coordinator.credit.account import NOBODY, Account, Gap, Ground, settle
 from node.coordinator.credit.record import EpochRecord
 from node.coordinator.credit.statement import Statement
 from node.core.ids import ENDS, PeerId
@@ -190,6 +190,25 @@ def test_work_that_its_worker_claims_is_not_given_to_another_by_its_neighbours()
     }
 
 
+def test_claims_of_many_micro_batches_are_refused_once() -> None:
+    swarm = SigningSwarm(ends=1, stages=3, replicas=2, micro_batches=8)
+    record = swarm.epoch()
+    thief, victim = swarm.stages[2]
+    places = {m.peer: i for i, m in enumerate(record.plan.members)}
+    said = statements(record)
+    for peer in (*swarm.stages[1], *swarm.stages[3]):
+        turned = {places[victim]: places[thief]}
+        said[peer] = replace(
+            said[peer],
+            takers=tuple(turned.get(p, p) for p in said[peer].takers),
+            givers=tuple(turned.get(p, p) for p in said[peer].givers),
+        )
+    a = account(record, said)
+    refused = {(r.ground, r.peer): r.text for r in a.refused}
+    assert len(a.refused) == len(refused) == 2
+    assert "and 3 others" in refused[Ground.DOUBLE, thief]
+
+
 def test_a_replacement_gets_the_receipt_for_work_that_nobody_else_claims() -> None:
     swarm = SigningSwarm(ends=1, stages=3, replicas=2, micro_batches=1)
     record, said, idle = thief(swarm)
@@ -249,12 +268,77 @@ def test_a_peer_outside_of_the_plan_confirms_nothing() -> None:
     assert not a.unsigned
 
 
-def test_a_sum_that_is_not_the_committed_one_leaves_the_epoch_unsigned() -> None:
+def sized(said: Statement, tokens: int, *indices: int) -> Statement:
+    """The statement with another size of these micro-batches, or of all."""
+    pairs = zip(said.indices, said.sizes, strict=True)
+    sizes = [tokens if i in indices or not indices else size for i, size in pairs]
+    return replace(said, sizes=tuple(sizes))
+
+
+@pytest.mark.parametrize("tokens", [0, 15, 17, 10**9])
+@pytest.mark.parametrize("hops", [1, 2, 3])
+@pytest.mark.parametrize("stage", ["origin", "hop"])
+def test_a_liar_about_sizes_costs_its_own_statement_and_is_named_alone(
+    tokens: int, hops: int, stage: str
+) -> None:
+    swarm = SigningSwarm(ends=2, stages=hops, replicas=2)
+    record = swarm.epoch()
+    liar = swarm.stages[1][0]
+    if stage == "origin":
+        liar = swarm.stages[ENDS][1]
+    said = statements(record)
+    honest = account(record, {p: s for p, s in said.items() if p != liar})
+    a = account(record, said | {liar: sized(said[liar], tokens)})
+    assert [(r.ground, r.peer) for r in a.refused] == [(Ground.SIZE, liar)]
+    assert a.receipts == honest.receipts
+    assert a.silent() == [liar]
+
+
+def test_two_liars_that_agree_are_found_by_the_sum() -> None:
+    swarm = SigningSwarm(ends=1, stages=2, replicas=1)
+    record = swarm.epoch()
+    origin, *liars = swarm.peers
+    said = statements(record)
+    a = account(record, said | {p: sized(said[p], 99) for p in liars})
+    assert {(r.ground, r.peer) for r in a.refused} == {(Ground.SIZE, p) for p in liars}
+    assert set(a.silent()) == set(liars)
+
+
+def test_where_nobody_can_tell_the_liar_the_micro_batch_alone_is_unsigned() -> None:
+    """Another micro-batch has no signer, so the sum does not tell who is right."""
+    swarm = SigningSwarm(ends=2, stages=1, replicas=2)
+    record = swarm.epoch()
+    disputed, missing = record.plan.paths[0], record.plan.paths[1]
+    said = {peer: without(s, missing.index) for peer, s in statements(record).items()}
+    liar = disputed.hops[0].peer
+    said[liar] = sized(said[liar], TOKENS - 1, disputed.index)
+    a = account(record, said)
+    assert not a.refused
+    assert sum(a.unsigned.values()) == 2 * TOKENS * len(a.stages)
+    assert a.silent() == [missing.origin], "nobody was silent about the disputed one"
+
+
+def test_a_lie_that_nobody_else_saw_is_found_by_the_sum() -> None:
+    swarm = SigningSwarm(ends=2, stages=1, replicas=2)
+    record = swarm.epoch()
+    seen = record.plan.paths[0]
+    liar = seen.origin
+    worker = seen.hops[0].peer
+    said = statements(record)
+    said[worker] = without(said[worker], seen.index)
+    said[liar] = sized(said[liar], 99, seen.index)
+    a = account(record, said)
+    assert [(r.ground, r.peer) for r in a.refused] == [(Ground.SUM, liar)]
+    assert sum(a.receipts.values()) > 0
+
+
+def test_a_sum_that_nothing_explains_leaves_the_epoch_unsigned_and_names_nobody() -> None:
     record = SigningSwarm().epoch()
     said = {p: replace(s, tokens=record.tokens + 1) for p, s in statements(record).items()}
     a = account(replace(record, tokens=record.tokens + 1), said)
-    assert {r.ground for r in a.refused} == {Ground.SUM}
+    assert {(r.ground, r.peer) for r in a.refused} == {(Ground.SUM, NOBODY)}
     assert not a.receipts
+    assert not a.silent()
     assert sum(a.unsigned.values()) == (record.tokens + 1) * len(a.stages)
 
 

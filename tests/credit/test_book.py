@@ -1,11 +1,21 @@
 """The file of receipts: what is damaged costs the records that it hits, and the size is bounded."""
 
+import zlib
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from node.coordinator.credit.book import Damage, FileBook, framed, read, records
+from node.coordinator.credit import book as books
+from node.coordinator.credit.book import (
+    LONGEST,
+    MARK,
+    Damage,
+    FileBook,
+    framed,
+    read,
+    records,
+)
 from node.core.errors import UsageFault
 
 RECORDS = [bytes([n]) * 50 for n in range(6)]
@@ -69,3 +79,48 @@ def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "nothing")
     with pytest.raises(UsageFault):
         read(tmp_path)
+
+
+def compared(monkeypatch: pytest.MonkeyPatch, raw: bytes) -> tuple[list[bytes | Damage], int, int]:
+    """The pieces of a file, the bytes that were compared for them, and the comparisons."""
+    sizes: list[int] = []
+
+    class Counting:
+        @staticmethod
+        def crc32(piece: bytes | memoryview) -> int:
+            sizes.append(len(piece))
+            return zlib.crc32(piece[:16])  # the hostile ones are wrong in any case
+
+    with monkeypatch.context() as patched:
+        patched.setattr(books, "zlib", Counting)
+        found = list(records(raw))
+    return found, sum(sizes), len(sizes)
+
+
+@pytest.mark.parametrize(
+    "size",
+    [pytest.param(LONGEST, id="long records"), pytest.param(0, id="empty ones")],
+)
+def test_a_file_full_of_marks_is_given_up_in_linear_time(
+    monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(books, "LOST_LEAST", 1 << 20)
+    heads = (MARK + size.to_bytes(4, "big") + b"\1\2\3\4") * 1_000_000
+    before = framed(RECORDS[0])
+    found, nbytes, count = compared(monkeypatch, heads)
+    assert found == [Damage(0, len(heads))]
+    assert nbytes <= books.LOST * len(heads) + LONGEST
+    assert count <= books.LOST * len(heads) // books.MARK_COST + 1
+    assert list(records(before + heads))[0] == RECORDS[0], "what comes before the damage counts"
+
+
+def test_damaged_lengths_cost_no_other_record() -> None:
+    """A length that is too large makes the reader compare everything behind it in vain."""
+    longest = b"x" * (1 << 20)
+    raw = bytearray(b"".join(framed(bytes([n]) + longest) for n in range(8)))
+    for n in (0, 3, 5):
+        at = n * len(framed(b"0" + longest))
+        raw[at + 4 : at + 8] = (LONGEST - 1).to_bytes(4, "big")
+    found = list(records(bytes(raw)))
+    assert [r[0] for r in found if isinstance(r, bytes)] == [1, 2, 4, 6, 7]
+    assert sum(isinstance(r, Damage) for r in found) == 3

@@ -1,7 +1,8 @@
 """Credit of one peer: what it signs, sends, passes on and writes."""
 
+import tracemalloc
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 
 from node.coordinator.credit.keeper import Credit, Shares
 from node.coordinator.credit.record import EpochRecord
-from node.coordinator.credit.statement import Signed, Statement
+from node.coordinator.credit.statement import Signed, Statement, work_domain
 from node.core.clock import SystemClock
 from node.core.errors import WireError
 from node.core.ids import ENDS, PeerId
@@ -17,6 +18,7 @@ from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
 from node.pipeline.events import Neighbours
 from node.telemetry.events import Journal
+from node.wire import bounds
 from node.wire.limits import WORK
 from protos import training_pb2 as pb
 from testbed.swarms.signing import RUN, SigningSwarm, neighbours_of
@@ -195,12 +197,15 @@ async def test_a_leader_passes_on_the_statements_that_name_a_member() -> None:
     rig.commits(record)
     collected(rig, record, *(s for s in record.signed if s.peer != leader))
     note = pb.Note(plan=plan_note(swarm.plan()))
-    to = {peer: rig.credit.addressed(note, record.plan, peer) for peer in swarm.peers}
+    addressed = rig.credit.addressed(note, record.plan)
+    to = {peer: addressed(peer).whole() for peer in swarm.peers}
     told = {p: {r.peer for r in n.plan.receipts.receipts} for p, n in to.items()}
     assert told[first] == {leader, second}
     assert told[second] == {first, third}
-    assert to[leader] is note
-    assert all(n.plan.HasField("receipts") for p, n in to.items() if p != leader)
+    assert all(n.plan.HasField("receipts") for n in to.values())
+    for made in to.values():
+        made.plan.receipts.CopyFrom(note.plan.receipts)
+        assert made == note, "the rest is the same for all"
     await rig.follows(swarm.plan(), record.certificate)
     assert len(rig.records[0].signed) == 4
     assert rig.credit.shares.unsigned == 0
@@ -213,8 +218,29 @@ async def test_statements_of_an_earlier_plan_are_not_passed_on() -> None:
     collected(rig, record, *record.signed)
     note = pb.Note(plan=plan_note(swarm.plan()))
     later = swarm.epoch()
-    addressed = rig.credit.addressed(note, later.plan, swarm.peers[1])
+    addressed = rig.credit.addressed(note, later.plan)(swarm.peers[1]).whole()
     assert not addressed.plan.receipts.receipts
+    assert addressed.plan.HasField("receipts")
+
+
+def test_all_members_share_the_bytes_of_a_plan() -> None:
+    swarm = SigningSwarm(ends=1, stages=3, replicas=30, micro_batches=90)
+    rig = Rig(swarm, swarm.peers[ENDS])
+    record = swarm.epoch()
+    collected(rig, record, *record.signed)
+    note = pb.Note(epoch=3, term=4, plan=pb.PlanNote(plan=bytes(1 << 20), signature=b"s" * 64))
+    tracemalloc.start()
+    to = rig.credit.addressed(note, record.plan)
+    notes = [to(peer) for peer in swarm.peers]
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 8 << 20
+    assert sum(len(n.receipts.receipts) for n in notes) > len(notes)
+    for shared in notes[::10]:
+        sent = bounds.parse(pb.Note, shared.SerializeToString())
+        assert (sent.epoch, sent.term, sent.plan.signature) == (3, 4, b"s" * 64)
+        assert sent.plan.plan == note.plan.plan
+        assert sent.plan.receipts == shared.receipts
 
 
 async def test_a_leader_names_those_who_did_not_confirm() -> None:
@@ -239,6 +265,59 @@ async def test_a_member_with_a_wrong_signature_has_committed_a_fault() -> None:
     collected(rig, record, Signed(liar.peer, liar.said, b"\1" * 64))
     await rig.follows(swarm.plan())
     assert rig.faults == [liar.peer]
+
+
+def padded(swarm: SigningSwarm, signed: Signed, nbytes: int) -> Signed:
+    """The statement with an unknown field of as many bytes, under its signer's signature."""
+    padding = bytes([0xFA, 0x7F, *varint(nbytes)]) + bytes(nbytes)  # number 2047
+    said = signed.said + padding
+    return Signed(signed.peer, said, swarm.keys[signed.peer].sign(said, work_domain(RUN)))
+
+
+def varint(n: int) -> bytes:
+    raw = []
+    while n > 127:
+        raw.append(n & 127 | 128)
+        n >>= 7
+    return bytes([*raw, n])
+
+
+async def test_statements_that_fill_a_record_cost_those_who_made_them_long() -> None:
+    swarm = SigningSwarm(ends=1, stages=3, replicas=30, micro_batches=90)
+    leader = swarm.peers[0]
+    rig = Rig(swarm, leader)
+    record = swarm.epoch()
+    rig.commits(record)
+    liars = {s.peer for s in record.signed[1:71]}
+    others = [s for s in record.signed[1:] if s.peer not in liars]
+    long = [padded(swarm, s, WORK - 4096) for s in record.signed if s.peer in liars]
+    collected(rig, record, *long, *others)
+    await rig.follows(swarm.plan(), record.certificate)
+    (written,) = rig.records
+    kept = {s.peer for s in written.signed}
+    assert kept >= {leader, *(s.peer for s in others)}
+    lost = liars - kept
+    assert 0 < len(lost) < 20, "as many as fit"
+    (said,) = [e for e in rig.journal.recent() if e.kind == "receipt-refused"]
+    assert said.fields["grounds"] == {"room": len(lost)}
+    assert set(said.fields["peers"]) <= lost
+    (unsigned,) = [e for e in rig.journal.recent() if e.kind == "work-unsigned"]
+    assert set(unsigned.fields["peers"]) <= lost
+
+
+async def test_refusals_of_an_epoch_are_one_line() -> None:
+    swarm = SigningSwarm(ends=1, stages=3, replicas=3, micro_batches=60)
+    rig = Rig(swarm, swarm.peers[ENDS])
+    record = swarm.epoch()
+    rig.commits(record)
+    stranger = replace(Statement.parse(record.signed[1].said), tokens=1)
+    lies = [swarm.sign(s.peer, stranger) for s in record.signed[1:]]
+    collected(rig, record, *lies)
+    await rig.follows(swarm.plan(), record.certificate)
+    (said,) = [e for e in rig.journal.recent() if e.kind == "receipt-refused"]
+    assert said.fields["grounds"] == {"sum": len(lies)}
+    assert len(said.fields["peers"]) == min(len(lies), 8)
+    assert said.fields["epoch"] == 0
 
 
 @pytest.mark.parametrize("work", [b"\xff" * 30, bytes(WORK + 1)], ids=["no message", "too large"])

@@ -147,6 +147,7 @@ def test_older_files_say_the_rotary_base_elsewhere(llama: Path) -> None:
         ({"hidden_size": "gone"}, "hidden_size"),
         ({"hidden_size": "32"}, "model.d_model"),
         ({"num_hidden_layers": 3.5}, "model.layers"),
+        ({"num_hidden_layers": 5000}, r"model\.layers = 5000  \(in"),
         ({"rope_parameters": {"rope_type": "su", "rope_theta": 1e4}}, "'su'"),
         ({"rope_scaling": {"rope_type": "proportional", "factor": 2.0}}, "'proportional'"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "factor"),

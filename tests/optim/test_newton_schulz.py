@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from node.core.errors import UsageFault
-from node.manifest import MANIFEST_RULES
+from node.core.tables import settings_of
+from node.manifest import SECTIONS
 from node.optim.gram import coefficients
 from node.optim.kernel_rule import CPU, KernelRule
 from node.optim.newton_schulz import newton_schulz, newton_schulz_all
@@ -158,7 +159,7 @@ def test_too_few_steps_are_refused():
 
 
 def test_sets_differ_and_stay_bounded_on_all_they_may_meet():
-    names = MANIFEST_RULES["optimizer.coefficients"].choices
+    names = settings_of(SECTIONS)["optimizer.coefficients"].rule.choices
     for name in names:
         for steps in (5, 10):
             chosen = coefficients(name, steps)

@@ -9,7 +9,8 @@ import pytorch_optimizer as lib
 import torch
 
 from node.core.errors import OutOfResources, StepFault
-from node.manifest import MANIFEST_RULES
+from node.core.tables import settings_of
+from node.manifest import SECTIONS
 from node.optim.owner import Owner
 from node.optim.parts import state_shapes
 from node.optim.settings import OptimSettings
@@ -250,5 +251,5 @@ def test_the_optimizer_package_is_loaded_only_when_needed():
 
 
 def test_the_methods_of_the_manifest_can_all_be_stepped():
-    assert set(MANIFEST_RULES["optimizer.name"].choices) == set(owner_group.METHODS)
+    assert set(settings_of(SECTIONS)["optimizer.name"].rule.choices) == set(owner_group.METHODS)
     assert WRAPPED.keys() == set(METHODS)

@@ -190,9 +190,37 @@ def test_the_operator_hears_why_an_order_is_refused(company: Company) -> None:
         keeper.give(company.text(Verb.RESUME, 4))
     with pytest.raises(Refused, match="another run"):
         keeper.give(company.text(Verb.END, 9, run=RunId("cd" * 32)))
+    with pytest.raises(Refused, match="paused already"):
+        keeper.give(company.text(Verb.PAUSE, 6, delay=7200.0))
     keeper.give(company.text(Verb.END, 6))
     with pytest.raises(Refused, match="an end is final"):
         keeper.give(company.text(Verb.RESUME, 7))
+
+
+def test_a_newcomer_waits_in_a_pause_although_an_end_is_ordered_for_later(
+    company: Company,
+) -> None:
+    company.peers[0].give(company.text(Verb.PAUSE, 1))
+    company.passes(2 * LOOK_S)
+    company.peers[0].give(company.text(Verb.END, 2, delay=1500.0))
+    company.passes(1300.0)
+    assert len(company.posters()) == POSTERS
+    newcomer = Somebody(company, "stranger")
+    company.passes(2 * LOOK_S)
+    assert newcomer.obeyed == [Verb.PAUSE]
+    assert newcomer.keeper.paused
+    newcomer.kill()
+    newcomer.boot()
+    company.passes(1.0)
+    assert newcomer.obeyed == [Verb.PAUSE, Verb.PAUSE]
+    told = Somebody(company, "told")
+    company.passes(0.1)
+    told.keeper.hear(company.peers[3].keeper.text)
+    assert told.obeyed == [Verb.PAUSE]
+    company.passes(1500.0)
+    assert newcomer.obeyed[-1] is Verb.END
+    assert newcomer.keeper.ended
+    assert not any(p.blamed for p in company.peers)
 
 
 def test_a_full_disk_does_not_keep_an_order_from_being_obeyed(company: Company) -> None:

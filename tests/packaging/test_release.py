@@ -146,6 +146,25 @@ def test_steps_without_tools_make_their_files(root: Path, tmp_path: Path) -> Non
     assert checked.returncode == 1
 
 
+def test_files_of_an_earlier_release_are_not_published(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "dist"
+    out.mkdir()
+    stale = out / "tutti-0.0.9-py3-none-any.whl"
+    stale.touch()
+    assert release.main(["version", "--out", str(out)]) == 1
+    assert "tutti-0.0.9-py3-none-any.whl already" in capsys.readouterr().err
+    assert release.main(["pins", "notes", "checksums", "--out", str(out)]) == 1
+    assert f"is no file of {VERSION}" in capsys.readouterr().err
+    assert stale.exists(), "nothing of a person is removed"
+    stale.unlink()
+    assert release.main(["checksums", "--out", str(out)]) == 0
+    for file in out.iterdir():
+        file.unlink()
+    assert release.main(["version", "--out", str(out)]) == 0
+
+
 def test_overrides_name_what_is_pinned_against_a_package(root: Path) -> None:
     """Each override is a pin of constraints.txt that the resolver would refuse."""
     pins = {

@@ -189,7 +189,7 @@ class Swarm:
             t
             for n, pipeline in self.pipelines.items()
             if n not in self.dead
-            for t in pipeline.tasks._tasks
+            for t in pipeline.host.tasks._tasks
         ]:
             await asyncio.wait(under_way)
 
@@ -274,7 +274,7 @@ class Swarm:
             await pipeline.close()
         await self.net.close()
         for pipeline in self.pipelines.values():
-            pipeline.device.close()
+            pipeline.host.device.close()
 
 
 async def begun(filling: Awaitable[Swarm], count: int, **how: Any) -> tuple[Swarm, Plan]:
@@ -311,7 +311,7 @@ def dies_at(swarm: Swarm, name: str, kind: type, way: object = None, nth: int = 
         if seen[0] >= nth and not died.is_set():
             died.set()
             swarm.dead.add(name)
-            pipeline.tasks.spawn(swarm.net.kill(PeerId(name)), "death")
+            pipeline.host.tasks.spawn(swarm.net.kill(PeerId(name)), "death")
         if died.is_set():
             raise asyncio.CancelledError
         return handle(event, now)  # pyright: ignore[reportArgumentType, reportReturnType]

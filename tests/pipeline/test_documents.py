@@ -92,7 +92,7 @@ async def test_ends_that_cannot_be_are_refused_and_counted(make_swarm):
 
 async def test_a_gradient_brings_no_ends(make_swarm):
     swarm, plan = await ready(make_swarm, replicas=1, count=1)
-    sender = swarm.pipelines["s2a"].sender
+    sender = swarm.pipelines["s2a"].hops.sender
     held = asyncio.Event()
     send = sender.send
     waiting = []

@@ -175,7 +175,7 @@ async def test_work_that_nobody_can_do_ends(net):
     with pytest.raises(NetworkFault, match="I host stage 9"):
         await way.take(0, work)
     nobody = ForwardRouter(net.transports[ME], PipelineSettings(), lambda: None)
-    with pytest.raises(NetworkFault, match="not begun"):
+    with pytest.raises(NetworkFault, match="stages still load"):
         await nobody.look()
 
 
@@ -208,7 +208,7 @@ async def test_the_loss_without_stages_is_that_without_their_layers(make_swarm, 
     text = Batches(swarm)
 
     def through(asked: object) -> ForwardRouter:
-        transport = pipeline.transport
+        transport = pipeline.host.transport
         settings = pipeline.settings
         return ForwardRouter(transport, settings, lambda: plan, asked)  # pyright: ignore
 
@@ -264,7 +264,7 @@ async def test_generation_continues_without_a_dead_stage(make_swarm, monkeypatch
     async def said(request: GenerateRequest, dies: int = -1) -> tuple[str, list]:
         text = ""
         news = []
-        async for piece in speak(host, pipeline.transport, request):  # pyright: ignore
+        async for piece in speak(host, pipeline.host.transport, request):  # pyright: ignore
             if piece.HasField("missing"):
                 news.append((len(text), list(piece.missing.asked), list(piece.missing.dead)))
             text += piece.text

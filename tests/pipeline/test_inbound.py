@@ -8,12 +8,14 @@ import pytest
 
 from node.core.ids import PeerId
 from node.pipeline.events import FreeGraph, Key
-from node.pipeline.hops.base import PipelineBase
-from node.pipeline.hops.inbound import Inbound
+from node.pipeline.hops.deadlines import Deadlines
+from node.pipeline.hops.giver import Giver
+from node.pipeline.hops.streams import OpenStreams
 from protos import pipeline_pb2 as pb
 from protos import tensor_pb2
 from protos.pipeline_pb2_grpc import PipelineStub
 from testbed.fakes.call_context import CallContext
+from tests.pipeline.conftest import begun
 from tests.transport.conftest import until
 
 
@@ -141,18 +143,26 @@ async def test_an_impossible_head_is_refused_and_counted(swarm, plan):
     assert swarm.pipelines["s1a"].stash.used == 0
 
 
-async def test_a_patient_frame_waits_for_room_and_no_longer_than_it_may(swarm, plan, monkeypatch):
-    s1a = swarm.pipelines["s1a"]
-    room_wait = "node.pipeline.hops.inbound.ROOM_WAIT"
-    monkeypatch.setattr(room_wait, 0.0)
-    s1a.plan_wait_s = 60.0
-    messages = [pb.Frame(head=head(plan, patient=True)), pb.Frame(chunk=bytes(2048))]
-    s1a.stash.charge(s1a.stash.limit)
+ROOM_WAIT = "node.pipeline.hops.admission.ROOM_WAIT"
+
+
+async def without_room(make_swarm, plan_wait_s):
+    """A swarm in which the stash of s1a is full, a patient frame to s1a, and the plan."""
+    swarm, plan = await begun(make_swarm().fill(replicas=1, plan_wait_s=plan_wait_s), 2)
+    stash = swarm.pipelines["s1a"].stash
+    stash.charge(stash.limit)
+    return swarm, [pb.Frame(head=head(plan, patient=True)), pb.Frame(chunk=bytes(2048))], plan
+
+
+async def test_a_patient_frame_waits_for_room_and_no_longer_than_it_may(make_swarm, monkeypatch):
+    monkeypatch.setattr(ROOM_WAIT, 0.0)
+    swarm, messages, plan = await without_room(make_swarm, plan_wait_s=60.0)
     impatient = [pb.Frame(head=head(plan)), *messages[1:]]
     assert await answers(swarm, "s0a", "s1a", impatient) == [(pb.BUSY, "my stash is full")]
     assert await answers(swarm, "s0a", "s1a", messages) == [(pb.BUSY, "my stash is full")]
-    monkeypatch.setattr(room_wait, 1.0)
-    s1a.plan_wait_s = 0.05
+    monkeypatch.setattr(ROOM_WAIT, 1.0)
+    swarm, messages, _ = await without_room(make_swarm, plan_wait_s=0.05)
+    s1a = swarm.pipelines["s1a"]
     waiting = asyncio.ensure_future(verdicts(swarm, "s0a", "s1a", messages))
     await asyncio.sleep(0.3)
     s1a.stash.charge(-s1a.stash.limit)
@@ -199,6 +209,14 @@ async def test_only_next_stage_replicas_fetch_before_the_gradient(swarm, plan):
         assert failed.value.code() is code
 
 
+def giving(pipeline, hop_s=5.0):
+    """Another giver of the outputs of `pipeline`, with `hop_s` for each, and its streams."""
+    deadlines = Deadlines(pipeline.clock, pipeline.host.transport.patience, hop_s)
+    streams = OpenStreams(deadlines)
+    parts = (pipeline.host.transport, pipeline.hops.driver, pipeline.stash, pipeline.shape, streams)
+    return Giver(*parts), streams
+
+
 async def test_an_input_is_sent_whole_though_it_is_freed_meanwhile(swarm, plan):
     s1a = swarm.pipelines["s1a"]
     key = Key(3, 0, 1)
@@ -209,10 +227,11 @@ async def test_an_input_is_sent_whole_though_it_is_freed_meanwhile(swarm, plan):
 
     def read(frame):
         sent.append(frame)
-        s1a.carry_out([FreeGraph(key)])
+        s1a.hops.driver.carry_out([FreeGraph(key)])
 
     wanted = pb.FetchInput(epoch=3, plan_hash=plan.hash, index=0, position=2)
-    await Inbound(s1a, s1a.forward_requests.receive).Fetch(wanted, CallContext("s2b", read))
+    giver, _ = giving(s1a)
+    await giver.give(PeerId("s2b"), wanted, CallContext("s2b", read))
     assert sum(len(frame.chunk) for frame in sent) == 2048
     swarm.adopt(swarm.plan(1, epoch=4))
     await running
@@ -319,7 +338,7 @@ async def test_of_one_tensor_from_one_peer_two_streams_are_read(swarm, plan, way
         calls.append(getattr(stub, way)(timeout=60))
         await calls[-1].write(pb.Frame(head=head(plan)))
         await calls[-1].write(pb.Frame(chunk=bytes(1024)))
-        await until(lambda: s1a.stash.used == min(2, len(calls)) * s1a.cost(0), 10)
+        await until(lambda: s1a.stash.used == min(2, len(calls)) * s1a.hops.planned.cost(0), 10)
     for call in calls[:3]:
         assert [r.verdict async for r in call] == [pb.REFUSED]
     for call in calls[3:]:
@@ -328,20 +347,19 @@ async def test_of_one_tensor_from_one_peer_two_streams_are_read(swarm, plan, way
     assert not swarm.net.transports["s1a"].faults
 
 
-async def test_an_input_that_is_not_read_in_time_is_let_go(swarm, plan, monkeypatch):
+async def test_an_input_that_is_not_read_in_time_is_let_go(swarm, plan):
     s1a = swarm.pipelines["s1a"]
     key = Key(3, 0, 1)
     swarm.net.mute(PeerId("s2a"))
     swarm.net.mute(PeerId("s2b"))
     running = asyncio.ensure_future(swarm.run(plan))
     await until(lambda: key in s1a.machine.visits and s1a.stash.get(key).output is not None, 10)
-    inbound = Inbound(s1a, s1a.forward_requests.receive)
+    giver, streams = giving(s1a, hop_s=0.05)
     call = CallContext("s2b")
-    monkeypatch.setattr(PipelineBase, "hop_s", 0.05)
     wanted = pb.FetchInput(epoch=3, plan_hash=plan.hash, index=0, position=2)
-    await inbound.Fetch(wanted, call)
+    await giver.give(PeerId("s2b"), wanted, call)
     assert call.aborted == [grpc.StatusCode.DEADLINE_EXCEEDED]
-    assert not inbound._open
+    assert not len(streams)
     swarm.adopt(swarm.plan(1, epoch=4))
     await running
 
@@ -376,8 +394,10 @@ async def test_forward_only_work_leaves_training_half_of_the_stash(swarm, plan):
     assert "early" in again, "there is room again"
 
 
-async def test_forward_only_work_ends_whatever_deadline_it_says(swarm, plan, monkeypatch):
-    monkeypatch.setattr(PipelineBase, "hop_s", 0.2)
+async def test_forward_only_work_ends_whatever_deadline_it_says(make_swarm):
+    swarm, plan = await begun(
+        make_swarm(forward_timeout_s=0.2).fill(replicas=2), 2, choose=lambda i, s: "a"
+    )
     for replica in ("s2a", "s2b"):  # they answer BUSY for ever
         busy = swarm.pipelines[replica].stash
         busy.charge(1)

@@ -389,3 +389,21 @@ def test_neighbours_of_a_share_are_those_that_took_and_gave_a_gradient() -> None
     assert machine.neighbours == {0: (again.peer, behind)}
     machine.handle(ev.AdoptPlan(None), 0.0)
     assert machine.neighbours == {}
+
+
+def test_the_giver_of_a_gradient_is_the_replica_whose_gradient_was_taken() -> None:
+    machine, plan = at("s2a", replicas=2)
+    claim = left_out(plan, 2)
+    before = claim.journey[1].peer
+    planned = claim.journey[3].peer
+    (other,) = {PeerId("s3a"), PeerId("s3b")} - {planned}
+    forwarded(machine, claim, before)
+    journey = (*claim.journey[:3], Hop(3, other), *claim.journey[4:])
+    instead = replace(claim, journey=journey)
+    machine.handle(ev.TensorReceived(Direction.BACKWARD, instead, other), 0.0)
+    late = machine.handle(ev.TensorReceived(Direction.BACKWARD, claim, planned), 0.0)
+    assert [a.say for a in late if isinstance(a, ev.Answer)] == [Say.SETTLED]
+    machine.handle(ev.Computed(claim.key, Direction.BACKWARD), 0.0)
+    machine.handle(ev.Passed(claim.key, Direction.BACKWARD, before), 0.0)
+    machine.handle(ev.Counted(3, plan.hash, 0, ORIGIN), 0.0)
+    assert machine.neighbours == {0: (before, other)}

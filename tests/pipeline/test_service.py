@@ -11,9 +11,9 @@ import torch
 from node.core.errors import OutOfResources, PeerFault
 from node.core.ids import PeerId
 from node.pipeline.events import Arrived, Computed, Direction, Key, Passed, Settled
-from node.pipeline.hops.base import PipelineBase, Stash
-from node.pipeline.hops.sender import AlreadyThere
-from node.pipeline.service import STRETCH_MOST, Pipeline
+from node.pipeline.hops.calls import AlreadyThere
+from node.pipeline.hops.deadlines import STRETCH_MOST
+from node.pipeline.hops.stash import Stash
 from node.pipeline.settings import PipelineLimits
 from node.wire.tensors import expected_head
 from protos import pipeline_pb2 as pb
@@ -29,7 +29,7 @@ async def test_gradients_and_loss_equal_the_model_in_one_piece(make_swarm, model
     done = await swarm.run(plan)
     assert all(r.counted and r.tokens == 32 for r in done.values())
     await swarm.check(plan)
-    shape = swarm.pipelines["s0a"].shape_of(0)
+    shape = swarm.pipelines["s0a"].hops.planned.shape_of(0)
     graph = swarm.pipelines["s0a"].math.graph_bytes[shape]
     assert (graph > 100 * 4 * 32) == (model.ends_layers > 0), "the graph of the first layers"
     assert all(not ear.events for ear in swarm.ears.values()), {
@@ -135,7 +135,7 @@ async def test_a_closed_epoch_starts_no_more_micro_batches(make_swarm):
     await until(lambda: pipeline.machine.visits, 10)
     await pipeline.take_gradients(3)
     await running
-    assert swarm.ears["s0a"].events.count("micro-batch-dropped") == pipeline.limits.in_flight
+    assert swarm.ears["s0a"].events.count("micro-batch-dropped") == 4
     pipeline.reset(3)
     assert pipeline.stash.used == 0
 
@@ -143,8 +143,8 @@ async def test_a_closed_epoch_starts_no_more_micro_batches(make_swarm):
 async def test_the_last_names_are_awaited_before_gradients_are_taken(make_swarm, monkeypatch):
     monkeypatch.setattr("node.pipeline.service.RECEIPTS_S", 60.0)
     swarm = await make_swarm().fill(replicas=2)
-    sender = swarm.pipelines["s0a"].sender
-    kept = sender._tell
+    calls = swarm.pipelines["s0a"].hops.calls
+    kept = calls.tell
     named = asyncio.Event()
 
     async def slow(*args):
@@ -152,7 +152,7 @@ async def test_the_last_names_are_awaited_before_gradients_are_taken(make_swarm,
         await kept(*args)
 
     plan = swarm.adopt(swarm.plan(4))
-    sender._tell = slow
+    calls.tell = slow
     await swarm.pipelines["s0a"].origin.run(plan.paths, swarm.fetch, swarm.results.append)
     # As in a swarm, the end of the epoch is known before the origin's last notes have arrived
     # everywhere.
@@ -164,9 +164,9 @@ async def test_the_last_names_are_awaited_before_gradients_are_taken(make_swarm,
 
 async def test_a_missing_name_is_left_uncounted_and_does_not_block(make_swarm, monkeypatch):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 2)
-    sender = swarm.pipelines["s0a"].sender
+    calls = swarm.pipelines["s0a"].hops.calls
     asked = []
-    kept = sender._tell
+    kept = calls.tell
 
     async def mute(peer, *rest):
         asked.append(peer)
@@ -174,7 +174,7 @@ async def test_a_missing_name_is_left_uncounted_and_does_not_block(make_swarm, m
             raise PeerFault(peer, "does not hear")
         await kept(peer, *rest)
 
-    sender._tell = mute
+    calls.tell = mute
     await swarm.run(plan, counted=True)
     pipeline = swarm.pipelines["s1a"]
     await pipeline.receipts(3, dropped=(0, 1))
@@ -195,10 +195,10 @@ async def test_gradients_that_cannot_be_added_are_added_at_the_end(make_swarm, m
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as short_of_memory:
-        short_of_memory.setattr(pipeline._gradients, "_add", full)
+        short_of_memory.setattr(pipeline.shares._gradients, "_add", full)
         await swarm.run(plan, counted=True)
         await pipeline.receipts(3)
-        await pipeline.device.run(list)  # behind the additions
+        await pipeline.host.device.run(list)  # behind the additions
         with pytest.raises(OutOfResources, match="gradients of an epoch"):
             await pipeline.take_gradients(3)
     await swarm.check(plan)
@@ -246,11 +246,11 @@ async def test_frames_that_are_ahead_of_the_plan_wait_for_it(
     for name in ("s0a", "s2a", "s3a"):
         swarm.pipelines[name].set_plan(plan)
     running = asyncio.ensure_future(swarm.run(plan, counted=True))
-    await until(lambda: len(late.changed._waiters) == 4, 5)
+    await until(lambda: len(late.hops.changes.event._waiters) == 4, 5)
     late.set_plan(plan)
     await running
     assert "hop-turned" not in swarm.ears["s0a"].events, "who is alone at a stage is waited for"
-    one = late.cost(0) + late.shape.nbytes(4, 8)  # with its gradient
+    one = late.hops.planned.cost(0) + late.shape.nbytes(4, 8)  # with its gradient
     most = one if stash_bytes else late.stash.limit
     assert all(0 < peaks[swarm.pipelines[f"s{s}a"].stash] <= most for s in (1, 2, 3))
     await swarm.check(plan)
@@ -266,13 +266,13 @@ def watched(pipeline):
     """List of the bytes of unnamed shares, one entry after each time the pipeline carries out
     actions."""
     seen = []
-    carry_out = pipeline.carry_out
+    carry_out = pipeline.hops.driver.carry_out
 
     def watch(actions):
         carry_out(actions)
         seen.append(unnamed_bytes(pipeline))
 
-    pipeline.carry_out = watch
+    pipeline.hops.driver.carry_out = watch
     return seen
 
 
@@ -281,7 +281,7 @@ async def test_an_origin_that_names_nothing_holds_few_shares_and_loses_them(
 ):
     monkeypatch.setattr("node.pipeline.service.ROOM_WAIT", 0.0)
     swarm, plan = await begun(make_swarm().fill(replicas=1, places=2), 12)
-    swarm.pipelines["s0a"].sender.tell_counted = lambda index, peers: None
+    swarm.pipelines["s0a"].hops.notes.tell_counted = lambda index, peers: None
     stages = [swarm.pipelines[f"s{s}a"] for s in (1, 2, 3)]
     seen = [watched(pipeline) for pipeline in stages]
     await swarm.run(plan, counted=True)
@@ -300,11 +300,8 @@ async def test_a_single_place_for_shares_costs_no_honest_micro_batch(make_swarm)
     assert not any(ear.events for ear in swarm.ears.values())
 
 
-async def test_what_nobody_asks_for_is_given_back_though_nothing_else_comes(
-    make_swarm, monkeypatch
-):
-    monkeypatch.setattr(PipelineBase, "hop_s", 0.05)
-    swarm, plan = await begun(make_swarm().fill(replicas=1), 1)
+async def test_what_nobody_asks_for_is_given_back_though_nothing_else_comes(make_swarm):
+    swarm, plan = await begun(make_swarm(forward_timeout_s=0.05).fill(replicas=1), 1)
     s1a = swarm.pipelines["s1a"]
     channel = await swarm.net.transports["s0a"].channel("s1a")
     swarm.net.mute(PeerId("s2a"))
@@ -323,7 +320,9 @@ async def test_what_nobody_asks_for_is_given_back_though_nothing_else_comes(
     await call.write(pb.Frame(chunk=bytes(2048)))
     assert (await call.read()).verdict == pb.ACCEPTED
     (work,) = s1a.stash._entries.values()
-    assert work.deadline - s1a.clock.now() <= 5 * s1a.hop_s, "of three hops and the way home"
+    assert work.deadline - s1a.clock.now() <= 5 * s1a.hops.deadlines.hop_s, (
+        "of three hops and the way home"
+    )
     await until(lambda: s1a.stash.used == 0, 10)
     assert not s1a.machine.visits
 
@@ -346,7 +345,7 @@ async def test_evaluation_and_logits_meet_the_model_of_the_moment(make_swarm, mo
     await swarm.settle()
     assert all(pipeline.stash.used == 0 for pipeline in swarm.pipelines.values())
     sent = {
-        n: sum(link.sent for link in p.transport.peers().values())
+        n: sum(link.sent for link in p.host.transport.peers().values())
         for n, p in swarm.pipelines.items()
     }
     # of a generation only the last position comes home
@@ -390,15 +389,11 @@ async def test_a_batch_that_cannot_be_computed_is_dropped_alone(make_swarm):
     assert [done[i].counted for i in range(3)] == [True, False, True]
 
 
-async def test_a_batch_whose_text_does_not_come_is_dropped_alone(make_swarm, monkeypatch):
+async def test_a_batch_whose_text_does_not_come_is_dropped_alone(make_swarm):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 3)
-    origin = swarm.pipelines["s0a"]
-    left = Pipeline.time_left
-    monkeypatch.setattr(
-        Pipeline,
-        "time_left",
-        lambda self, path: 0.2 if self is origin and path.index == 1 else left(self, path),
-    )
+    deadlines = swarm.pipelines["s0a"].hops.deadlines
+    left = deadlines.time_left
+    deadlines.time_left = lambda path: 0.2 if path.index == 1 else left(path)
     good = swarm.fetch
 
     async def late(path):
@@ -565,9 +560,9 @@ async def test_an_input_that_does_not_come_is_not_a_task_error(
         asyncio.get_running_loop().call_soon(pipeline.gone, peer)
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(pipeline.transport, "channel", channel)
+    monkeypatch.setattr(pipeline.host.transport, "channel", channel)
     with pytest.raises(fault, match=why):
-        await pipeline.sender._ask(PeerId("s1a"), Key(3, 0, 2), (), "hash")
+        await pipeline.hops.fetcher._ask(PeerId("s1a"), Key(3, 0, 2), (), "hash")
     await asyncio.sleep(0)
     assert "task-died" not in swarm.ears["s2a"].events
 
@@ -578,22 +573,22 @@ async def test_the_time_of_a_note_counts_its_dial(make_swarm, monkeypatch):
     async def dial(peer):
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(pipeline.transport, "channel", dial)
+    monkeypatch.setattr(pipeline.host.transport, "channel", dial)
     async with asyncio.timeout(10):
         with pytest.raises(PeerFault, match="no answer in time"):
-            await pipeline.sender._tell(PeerId("s1a"), "Counted", pb.CountedNote())
+            await pipeline.hops.calls.tell(PeerId("s1a"), "Counted", pb.CountedNote())
 
 
 async def test_the_hop_timeout_stretches_with_the_plans_deadline(make_swarm):
-    swarm = await make_swarm(forward_timeout_s=2.0).fill(replicas=1, usual_s=10.0)
+    clock = VirtualClock(8.0)
+    swarm = await make_swarm(forward_timeout_s=2.0).fill(replicas=1, usual_s=10.0, clock=clock)
     pipeline = swarm.pipelines["s1a"]
     for deadline_s, hop_s in ((5.0, 2.0), (30.0, 6.0), (1e9, 2.0 * STRETCH_MOST)):
         pipeline.set_plan(swarm.plan(1, epoch=int(deadline_s), deadline_s=deadline_s))
-        assert pipeline.hop_s == pytest.approx(hop_s)
-    patience = pipeline.transport.patience
+        assert pipeline.hops.deadlines.hop_s == pytest.approx(hop_s)
+    patience = pipeline.host.transport.patience
     patience.woke(0.0, 4.0)
     patience.woke(4.0, 8.0)
-    pipeline.clock = VirtualClock(8.0)
     late_s = patience.slack(8.0)
     assert late_s > 3.0, "timers were late twice"
-    assert pipeline.hop_s == pytest.approx(2.0 * STRETCH_MOST + late_s)
+    assert pipeline.hops.deadlines.hop_s == pytest.approx(2.0 * STRETCH_MOST + late_s)

@@ -3,7 +3,7 @@ from hypothesis import strategies as st
 
 from node.core.ids import PeerId
 from node.pipeline.events import Key
-from node.pipeline.hops.base import Stash
+from node.pipeline.hops.stash import Stash
 from node.pipeline.visit_buffers import VisitBuffers
 
 

@@ -39,7 +39,7 @@ class Writer:
         self.swarm = swarm
         self.pipeline = swarm.pipelines["s0a"]
         self.plan = self.pipeline.machine.plan
-        transport = self.pipeline.transport
+        transport = self.pipeline.host.transport
         settings = self.pipeline.settings
         self.router = ForwardRouter(transport, settings, lambda: self.plan)
         self.session = TextSession(self.pipeline, self.router, version)
@@ -81,7 +81,7 @@ def watch_lengths(writer: Writer) -> list[int]:
         seen.extend(step.count for step in steps)
         return real(steps)
 
-    writer.swarm.pipelines["s1a"].forward_requests._steps._compute = extend
+    writer.swarm.pipelines["s1a"].forward_jobs._steps._compute = extend
     return seen
 
 
@@ -122,7 +122,7 @@ async def test_a_dropped_cache_is_computed_again_at_once(make_swarm, stage):
     wanted = writer.alone(6)
     await writer.write(3)
     pipeline = writer.swarm.pipelines[stage]
-    await pipeline.device.run(pipeline.math._forget_texts)
+    await pipeline.host.device.run(pipeline.math._forget_texts)
     assert await writer.write(3) == wanted
     assert writer.session.begun == 2
 
@@ -143,7 +143,7 @@ async def test_a_hop_that_knows_no_texts_gets_whole_passes(make_swarm, monkeypat
         incoming.head.ClearField("text")
         await real(way, caller, incoming, context)
 
-    writer.swarm.pipelines["s2a"].inbound._forward_only = receive
+    old.receive = receive
     assert await writer.write(5) == wanted
 
 
@@ -180,15 +180,15 @@ async def test_the_next_tokens_may_come_before_the_last_ones_are_passed_on(make_
     """A hop that hears late that its output was taken is ready for the text's next tokens all the
     same."""
     writer = await writing(make_swarm)
-    requests = writer.swarm.pipelines["s1a"].forward_requests
-    real = requests._pass_on
+    onward = writer.swarm.pipelines["s1a"].forward_requests._onward
+    real = onward.pass_on
     late = asyncio.Event()
 
     async def pass_on(*how, **more):
         await real(*how, **more)
         await late.wait()
 
-    requests._pass_on = pass_on
+    onward.pass_on = pass_on
     wanted = writer.alone(3)
     assert await writer.write(3) == wanted
     assert writer.session.begun == 1
@@ -230,10 +230,10 @@ async def test_a_hop_cannot_be_made_to_call_the_text_of_another_peer_lost(make_s
     writer = await writing(make_swarm)
     wanted = writer.alone(1)
     stages = writer.swarm.pipelines
-    inbound = writer.pipeline.inbound
+    requests = writer.pipeline.forward_requests
     heard = []
     all_told = asyncio.Event()
-    real = inbound._text_lost
+    real = requests.lost
 
     def lost(caller, note):
         heard.append(real(caller, note))
@@ -241,9 +241,9 @@ async def test_a_hop_cannot_be_made_to_call_the_text_of_another_peer_lost(make_s
             all_told.set()
         return heard[-1]
 
-    inbound._text_lost = lost
+    requests.lost = lost
     gate = threading.Event()
-    holding = await held(stages["s3a"].device, gate)
+    holding = await held(stages["s3a"].host.device, gate)
     try:
         task = asyncio.ensure_future(writer.write(1))
         journey = [(0, "s0a"), (1, "s3a"), (2, "s2a"), (3, "s1a"), (0, "s0a")]
@@ -254,7 +254,7 @@ async def test_a_hop_cannot_be_made_to_call_the_text_of_another_peer_lost(make_s
             claim = Claim(0, "", index, hops, 2)
             text = pb.TextTurn(text=index)
             how = (claim, pb.GENERATE, 0.001, (1, 1, 16), output, liar.shape)
-            await liar.sender.stream(
+            await liar.hops.calls.stream(
                 PeerId("s2a"), Direction.FORWARD, frames(*how, text=text), 64, lambda seconds: None
             )
         async with asyncio.timeout(60):

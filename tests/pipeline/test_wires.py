@@ -9,7 +9,6 @@ import torch
 from node.core.ids import PeerId
 from node.core.journey import Hop, Path, Plan, PlanMember
 from node.pipeline.events import Computed, Direction, Passed, Settled
-from node.pipeline.hops.base import PipelineBase
 from node.pipeline.rounding import PEERS_KEPT, SentRounding
 from node.pipeline.route import wire_of
 from node.pipeline.settings import PipelineSettings
@@ -94,7 +93,7 @@ async def test_a_replica_gets_the_same_bytes_as_the_one_that_died(make_swarm, ev
     swarm = make_swarm(wire="fp32")
     await swarm.fill(replicas=2)
     for name, pipeline in swarm.pipelines.items():
-        watching(name, pipeline.guard)
+        watching(name, pipeline.hops.guard)
     plan = swarm.plan(6)
     dying = [link for link in links(plan.paths) if "s2a" in link]
     plan = swarm.adopt(coarse(plan, "int4", *dying))
@@ -110,19 +109,11 @@ async def test_a_replica_gets_the_same_bytes_as_the_one_that_died(make_swarm, ev
     assert sum(r.loss_sum for r in swarm.results) == pytest.approx(total, rel=0.01)
 
 
-async def test_a_sender_of_another_format_than_the_plans_is_at_fault(make_swarm, monkeypatch):
+async def test_a_sender_of_another_format_than_the_plans_is_at_fault(make_swarm):
     swarm = make_swarm(wire="bf16")
     await swarm.fill(replicas=2)
     plan = swarm.adopt(coarse(swarm.plan(4), "int4"))
-    right = PipelineBase.wires_of
-    bad = swarm.pipelines["s2a"]
-
-    def wires(self, key):
-        if self is bad:
-            return dict.fromkeys(Direction, "int8")
-        return right(self, key)
-
-    monkeypatch.setattr(PipelineBase, "wires_of", wires)
+    swarm.pipelines["s2a"].hops.planned.wires_of = lambda key: dict.fromkeys(Direction, "int8")
     await swarm.run(plan, counted=True)
     faults = [(peer, why) for t in swarm.net.transports.values() for peer, why, _ in t.faults]
     assert {peer for peer, _ in faults} == {"s2a"}

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from node.core.ids import PeerId
-from node.core.journey import Hop, Path
+from node.core.journey import MOST_LINKS, Hop, Path, Plan, PlanMember
 from node.scheduler.costs import Costs, LinkCost, Measured, believe
 from node.scheduler.link_formats import FINER, SHARE, link_formats, links
 
@@ -93,6 +93,25 @@ def test_nothing_is_chosen_without_a_choice_or_a_measurement() -> None:
 def test_the_choice_is_the_same_in_any_order_of_the_paths() -> None:
     found = link_formats(PATHS, costs(3.0), SIZES, {})
     assert link_formats(tuple(reversed(PATHS)), costs(3.0), SIZES, {}) == found
+
+
+def test_a_plan_names_no_more_links_than_its_readers_take_and_the_slowest_ones() -> None:
+    firsts = [PeerId(f"f{i:03d}") for i in range(100)]
+    seconds = [PeerId(f"s{i:03d}") for i in range(100)]
+    hops = [(Hop(1, a), Hop(2, b)) for a in firsts for b in seconds]
+    paths = tuple(Path(i, ORIGIN, (i,), row) for i, row in enumerate(hops))
+    bodies = {link: 1.0 + (link[0] in firsts[:5]) for link in links(paths)}
+    device = dict.fromkeys([ORIGIN, *firsts, *seconds], 1e-6)
+    found = link_formats(paths, Costs(device=device, bodies=bodies), SIZES, {})
+    assert len(links(paths)) > MOST_LINKS == len(found)
+    assert all((a, b) in found for a in firsts[:5] for b in seconds)
+    members = (
+        PlanMember(ORIGIN, 0, 1.0, True),
+        *(PlanMember(p, 1, 1.0, True) for p in firsts),
+        *(PlanMember(p, 2, 1.0, True) for p in seconds),
+    )
+    plan = Plan(0, 1, ORIGIN, members, paths, {}, wires=found)
+    assert Plan.parse(plan.canonical()).wires == found
 
 
 def test_costs_say_the_bytes_in_the_runs_format_and_delays_in_the_coarsest() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 import httpx
 import pytest
 
-from node.core.errors import ExitCode, LocalFault, UsageFault
+from node.core.errors import ExitCode, LocalFault, NetworkFault, UsageFault
+from node.reach.interfaces import check_free
 from node.serve.command import listen
 from tests.serve.conftest import serving
 
@@ -206,6 +207,18 @@ async def test_a_token_is_asked_for(letters, openai):
         with pytest.raises(UsageFault, match="cannot carry"):
             listen("127.0.0.1", 0, token)
     listen("0.0.0.0", 0, "secret").close()
+
+
+def test_a_taken_port_is_the_same_fault_as_of_a_daemon():
+    with listen("127.0.0.1", 0, "") as first:
+        port = first.getsockname()[1]
+        with pytest.raises(NetworkFault, match=f"cannot listen on tcp port {port} of 127") as said:
+            listen("127.0.0.1", port, "", "web")
+        assert "--port PORT" in said.value.next_step
+        with pytest.raises(NetworkFault) as of_a_daemon:
+            check_free("127.0.0.1", port, "transport.p2p_port")
+        assert said.value.what == of_a_daemon.value.what
+        assert said.value.code == of_a_daemon.value.code
 
 
 async def test_a_web_page_cannot_ask(url, letters):

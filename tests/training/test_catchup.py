@@ -63,6 +63,25 @@ async def test_the_newest_checkpoint_that_can_be_read_is_put_in_place(
     assert any(f"epoch-{three.epoch}: " in said for said in c.work.local_checkpoints.troubles())
 
 
+async def test_a_peer_that_goes_back_has_its_newest_checkpoint_where_it_wrote_last(
+    rig: Any, tmp_path: Path
+) -> None:
+    a, _, _ = await rig.trained("ab", 4, every=1)
+    saved = a.work.local_checkpoints
+    before, newest = saved.versions()[-2:]
+    assert saved.newest == newest
+    (c,) = await rig.add("c", every=1)
+    c.store.root = a.store.root
+    assert c.work.local_checkpoints.newest is None, "it has written none"
+    await c.work.restore(before)
+    context = saved.recall(before)
+    assert context is not None
+    snapshot = c.work._snapshot(before, context)
+    assert await c.work.local_checkpoints.keep([snapshot], 20.0)
+    assert c.work.local_checkpoints.newest == before
+    assert newest in c.work.local_checkpoints.versions(), "the disk has the later one still"
+
+
 @pytest.mark.parametrize("begins", ["", "ab" * 32], ids=["drawn", "pretrained"])
 async def test_what_the_swarm_has_is_newer(rig: Any, tmp_path: Path, begins: str) -> None:
     """Once the swarm trains, no joiner asks for the parameters that the run begins from."""

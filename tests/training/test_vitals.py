@@ -1,6 +1,5 @@
 """A peer is shown as silent or lost at the first evidence, and as living at its next sign."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -115,10 +114,10 @@ async def test_only_peers_in_sight_are_lost_because_another_one_says_so(
     assert t.hear_of_dead(plan.leader, note) is None
     assert t.kit.vitals.lost() == [b.me]
 
-    async def tell(said: Any, timeout: float) -> pb.NoteReply:
+    async def tell(channel: Any, said: Any, timeout: float) -> pb.NoteReply:
         return pb.NoteReply(accepted=True, lost=[strange, a.me, b.me])
 
-    monkeypatch.setattr(messenger.rpc, "TrainingStub", lambda channel: SimpleNamespace(Tell=tell))
+    monkeypatch.setattr(messenger, "tell", tell)
     t = taking_part(a)
     await t.messenger.send(b.me, pb.Note(ready=pb.ReadyNote()), 5.0)
     assert t.kit.vitals.lost() == [], "it has just answered"

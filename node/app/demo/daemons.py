@@ -157,6 +157,17 @@ class DemoSwarm:
         """Daemons of the ends."""
         return [child for child in self.children if child.label.startswith("ends-")]
 
+    def chief(self) -> str:
+        """Label of a daemon of the ends that runs. Raises LocalFault if none does."""
+        for child in self.chiefs:
+            if child.running:
+                return child.label
+        first = self.chiefs[0]
+        raise LocalFault(
+            "every daemon at the ends has ended",
+            f"the end of the output of {first.label}:\n{first.tail()}",
+        )
+
     def poll(self) -> list[Snapshot]:
         """Ask every daemon for its snapshot; one that has died is remembered as lost."""
         for child in self.children:

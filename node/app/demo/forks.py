@@ -6,6 +6,8 @@ with a process group of its own, its words, environment and output, that dies wi
 asked for it. Linux only.
 """
 
+import contextlib
+import errno
 import gc
 import json
 import os
@@ -22,10 +24,14 @@ from typing import Any, Self, TypeVar
 
 from node.app.launch import PROGRAM, Child
 from node.core import libraries
+from node.core.errors import TimedOut
 from node.transport.parent_watch import end_with
 
 LARGEST = 1 << 17
-"""Bytes of a request, most of it the environment."""
+"""Most bytes of a request, most of them the environment."""
+ANSWER_S = 120.0
+"""Longest wait for the process that forks, which loads torch first, and for the end of a daemon
+where no time is given."""
 LOADED = "import sys; sys.path.insert(0, sys.argv[1]); import cli; from node.app.demo import forks"
 """Beginning of the program that forks. Not ``-m``, which would look for it in the working
 directory."""
@@ -66,7 +72,8 @@ Kind = TypeVar("Kind", bound=Asked)
 
 
 class Forks:
-    """Starts daemons. The process that forks them comes with the first and ends with this one."""
+    """Starts daemons. The process that forks them comes with the first and ends with this one.
+    Only one thread may use it, because answers are read in turn."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
@@ -75,17 +82,40 @@ class Forks:
         self._gone = False
 
     def start(self, words: list[str], log: Path, environment: dict[str, str]) -> "Forked":
-        """Run ``tutti`` with these words; its output goes to ``log``. Raises OSError when the
-        process that forks has ended."""
+        """Run ``tutti`` with these words; its output goes to ``log``. Raises as :meth:`fork`."""
         return self.fork(Asked(words, environment, os.getcwd(), str(log)), ())
 
     def fork(self, asked: Asked, ends: tuple[int, ...]) -> "Forked":
         """``ends``: its standard input and output; none: no input, and output to the log. Raises
-        OSError when the process that forks has ended."""
-        socket.send_fds(self._server_end(), [asked.encoded()], ends)
-        while (pid := self._next()) is None:
-            pass
-        return Forked(self, pid, asked.words)
+        OSError when the process that forks has ended or the request is too large, and TimedOut when
+        it does not answer: then it has been killed."""
+        data = asked.encoded()
+        if len(data) > LARGEST:
+            raise OSError(errno.E2BIG, f"words and environment of {len(data)} bytes")
+        end = time.monotonic() + ANSWER_S
+        door = self._server_end()
+        if not select.select([], [door], [], ANSWER_S)[1]:
+            raise self._given_up()
+        socket.send_fds(door, [data], ends)
+        while self._told(end):
+            if (pid := self._next()) is not None:
+                return Forked(self, pid, asked.words)
+        raise self._given_up()
+
+    def _given_up(self) -> TimedOut:
+        """The fault of a process that forks and does not answer. It is killed, for a late answer
+        would be taken for the next one."""
+        self.close()
+        return TimedOut(
+            f"the process that starts daemons did not answer in {ANSWER_S:.0f} s",
+            "try again when this machine has less to do",
+        )
+
+    def _told(self, end: float) -> bool:
+        """Return True once the process that forks has said something; False if it has not by
+        ``end``, in monotonic seconds."""
+        left = max(0.0, end - time.monotonic())
+        return bool(select.select([self._server_end()], [], [], left)[0])
 
     def load(self) -> None:
         """Start the process that forks, which begins to load the program."""
@@ -95,22 +125,22 @@ class Forks:
         """End the process that forks. Its daemons, which should have ended, die with it."""
         if self._socket is None or self._server is None:
             return
-        self._socket.close()
         self._gone = True
+        self._socket.close()
+        self._socket = None
         # It may still load the program.
         self._server.kill()
         self._server.wait()
 
-    def code(self, pid: int, seconds: float | None) -> int | None:
+    def code(self, pid: int, seconds: float) -> int | None:
         """How the daemon has ended, as subprocess has it, or None: it still runs ``seconds`` from
-        now. None waits for its end."""
-        end = time.monotonic() + (seconds or 0.0)
+        now."""
+        end = time.monotonic() + seconds
         while pid not in self._codes:
             if self._gone:
                 # The kernel has killed its daemons.
                 return -signal.SIGKILL
-            left = None if seconds is None else max(0.0, end - time.monotonic())
-            if not any(select.select([self._server_end()], [], [], left)):
+            if not self._told(end):
                 return None
             try:
                 self._next()
@@ -124,7 +154,10 @@ class Forks:
         return [sys.executable, "-P", "-c", SERVER, root, str(door)]
 
     def _server_end(self) -> socket.socket:
-        """The way to the process that forks, which is started when there is none."""
+        """The way to the process that forks, which is started when there is none. Raises
+        ConnectionError when it was closed."""
+        if self._gone:
+            raise ConnectionResetError("the process that forks daemons has ended")
         if self._socket is None:
             self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
             with theirs:
@@ -185,14 +218,21 @@ class Forked(subprocess.Popen[Any]):
 
     def wait(self, timeout: float | None = None) -> int:
         if self.returncode is None:
-            self.returncode = self._forks.code(self.pid, timeout)
+            self.returncode = self._forks.code(self.pid, ANSWER_S if timeout is None else timeout)
+        if self.returncode is None and timeout is None:
+            raise TimedOut(
+                f"process {self.pid} has not ended in {ANSWER_S:.0f} s",
+                "see if this machine has memory and processor time left",
+            )
         if self.returncode is None:
             raise subprocess.TimeoutExpired(self.args, timeout or 0.0)
         return self.returncode
 
     def send_signal(self, sig: int) -> None:
         if self.poll() is None:
-            os.kill(self.pid, sig)
+            # It may have ended since.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, sig)
 
 
 def serve(door: socket.socket, kind: type[Kind]) -> Kind | None:

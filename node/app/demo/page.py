@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 import webbrowser
 
 from node.app.demo.daemons import DemoSwarm
@@ -53,7 +54,10 @@ class DemoPage:
         except OSError:
             return
         self._show = False
-        webbrowser.open(self.address)
+        # Some browsers return only when their window is closed.
+        threading.Thread(
+            target=webbrowser.open, args=(self.address,), name="browser", daemon=True
+        ).start()
 
     def close(self) -> None:
         """End the server. The page in the browser keeps what it shows."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from node.app.demo.daemons import DemoOptions, DemoSwarm, child_maker
 from node.app.demo.page import DemoPage
 from node.app.demo.picture import Scene, Show, picture, say
-from node.app.demo.writing import PROMPT, Writer, request
+from node.app.demo.writing import PROMPT, SHORT_TOKENS, Writer, request
 from node.app.launch import Child, stop_all
 from node.control.text import compare_digests
 from node.core import interrupts
@@ -36,8 +36,6 @@ REPLACE_AFTER_S = 2.0
 COMPARISONS = 5
 """Polls at the end until two replicas are seen at the same epoch: they may train on."""
 SAMPLE_TOKENS = 160
-LAST_SAMPLE_S = 10.0
-"""Longest wait for a sample under way at the end."""
 NEXT = """next:
   tutti start                  a swarm of your own; it prints an invite for your friends
   tutti swarm init --help      train on your text, or from a model that you have
@@ -124,10 +122,9 @@ class Demo:
         self.outcome = outcome
         self.began = began
         self.page = page
-        self.writer: Writer | None = None
-        if self.options.sample and not self.options.json:
-            # A program that reads the result sees no picture, and the samples cost some speed.
-            self.writer = Writer(swarm)
+        self.writer = Writer(swarm)
+        # A program that reads the result sees no picture, and the samples cost some speed.
+        self.writes = self.options.sample and not self.options.json
         self.kill = Kill(swarm, outcome)
 
     def play(self) -> DemoOutcome:
@@ -137,8 +134,8 @@ class Demo:
         with picture(self.swarm.manifest.training.epochs, self.options.json) as show:
             self.wait_for_start(show)
             self.watch(show)
-            if self.writer is not None:
-                self.writer.wait(LAST_SAMPLE_S)
+            if self.writes:
+                self.writer.wait(self.writer.longest_s(SHORT_TOKENS))
         return self._finish()
 
     def wait_for_start(self, show: Show) -> None:
@@ -188,7 +185,7 @@ class Demo:
         seconds = self.options.seconds
         while True:
             snapshots = self.swarm.poll()
-            self._check_ends()
+            self.swarm.chief()
             self.page.look()
             now = time.monotonic()
             ends = [s for s in snapshots if s.role == "ends" and s.state != "lost"]
@@ -207,8 +204,7 @@ class Demo:
                 done = max(done, (now - began) / seconds)
             self.kill.look(done, epoch, now)
             note = f"{now - self.began:.0f} s   {self.kill.words}"
-            written = self.writer.written if self.writer is not None else ()
-            show(Scene(snapshots, note, written=written, page=self.page.address))
+            show(Scene(snapshots, note, written=self.writer.written, page=self.page.address))
             finished = ends and all(s.state == "finished" for s in ends)
             over = 0 < seconds < now - began
             if finished or (over and not self.kill.awaited(now)):
@@ -216,19 +212,11 @@ class Demo:
                 return
             time.sleep(POLL_S)
 
-    def _check_ends(self) -> None:
-        chiefs = self.swarm.chiefs
-        if not any(child.running for child in chiefs):
-            raise LocalFault(
-                "every daemon at the ends has ended",
-                f"the end of the output of {chiefs[0].label}:\n{chiefs[0].tail()}",
-            )
-
     def _reached(self, epoch: int, now: float) -> None:
         if epoch > 0 and not self.outcome.first_epoch_seconds:
             self.outcome.first_epoch_seconds = round(now - self.began, 1)
             self.page.open(self.swarm)
-        if self.writer is not None and epoch > 0:
+        if self.writes and epoch > 0:
             self.writer.reached(epoch)
 
     def _finish(self) -> DemoOutcome:
@@ -241,7 +229,12 @@ class Demo:
             still = any(s.state == "training" for s in snapshots)
             if compared or polls == COMPARISONS or not still:
                 break
-        ends = next(s for s in snapshots if s.role == "ends")
+        ends = next((s for s in snapshots if s.role == "ends"), None)
+        if ends is None:
+            raise LocalFault(
+                "no daemon at the ends has answered",
+                f"see daemon.out of each peer below {self.swarm.home}",
+            )
         kinds = sorted({kind for s in snapshots for kind in s.time_s})
         children = self.swarm.children
         outcome = dataclasses.replace(
@@ -266,13 +259,15 @@ class Demo:
         return outcome
 
     def _last_sample(self) -> str:
-        """Have the swarm write, token by token on the terminal. Returns the text."""
+        """Have the swarm write, token by token on the terminal, as long as the samples before let
+        expect. Returns the text, which is shorter where that time is over."""
+        label = self.swarm.chief()
+        seconds = self.writer.longest_s(SAMPLE_TOKENS)
         say("\na sample, generated through the swarm:")
         sys.stderr.write(f"  {PROMPT}")
-        label = next(child.label for child in self.swarm.chiefs if child.running)
         text = ""
-        with self.swarm.client(label) as client:
-            for piece in client.generate(request(SAMPLE_TOKENS)):
+        with contextlib.suppress(TimedOut), self.swarm.client(label) as client:
+            for piece in client.generate(request(SAMPLE_TOKENS), seconds):
                 text += piece.text
                 # The model may say anything, terminal commands included.
                 sys.stderr.write("".join(map(_shown, piece.text)))

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 
 from node.app.demo.daemons import DemoSwarm
@@ -10,13 +11,21 @@ from node.inference.sampling import Ended, Pace, Reached, SampleClock
 from protos.control_pb2 import GenerateRequest
 
 PROMPT = "The "
-SHORT_TOKENS = 72
+SHORT_TOKENS = 48
 SAMPLES = 8
 """Samples of a run, the last one left out."""
 PAUSE_S = 8.0
 """Least seconds between two samples."""
-SHARE = 0.12
+SHARE = 0.15
 """Most of the time that samples take."""
+SAMPLE_S = 120.0
+"""Longest time of a sample, after which it counts as failed."""
+SLOWER = 3.0
+"""A text may take this many times as long as the slowest sample so far, token by token."""
+UNKNOWN_TOKEN_S = 0.25
+"""Seconds of a token where no sample was measured."""
+LEAST_S = 10.0
+"""Least seconds of a wait for a text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +51,8 @@ class Writer:
         self._clock = SampleClock(pace=Pace(every, PAUSE_S, SHARE))
         self._lock = threading.Lock()
         self._written: list[Written] = []
+        self._token_s = 0.0
+        """Seconds of a token in the slowest sample so far."""
         self._thread: threading.Thread | None = None
 
     @property
@@ -54,26 +65,40 @@ class Writer:
         """The run is at ``epoch``: take a sample if one is due."""
         with self._lock:
             due = self._clock.handle(Reached(epoch), time.monotonic())
+        if not due:
+            return
+        # Here, not in the thread: only this one may look at the daemons.
+        label = ""
+        with suppress(LocalFault):
+            label = self._swarm.chief()
         for sample in due:
-            self._thread = threading.Thread(target=self._take, args=(sample.epoch,), daemon=True)
+            self._thread = threading.Thread(
+                target=self._take, args=(sample.epoch, label), daemon=True
+            )
             self._thread.start()
+
+    def longest_s(self, tokens: int) -> float:
+        """Longest wait for a text of this many tokens, by the samples so far."""
+        with self._lock:
+            each = self._token_s or UNKNOWN_TOKEN_S
+        return max(LEAST_S, SLOWER * each * tokens)
 
     def wait(self, seconds: float) -> None:
         """Wait for the sample under way, at most ``seconds``."""
         if self._thread is not None:
             self._thread.join(seconds)
 
-    def _take(self, epoch: int) -> None:
+    def _take(self, epoch: int, label: str) -> None:
+        """Take a sample at the daemon with this label; "": none runs."""
         began = time.monotonic()
         text = ""
-        try:
-            label = next(child.label for child in self._swarm.chiefs if child.running)
-            with self._swarm.client(label) as client:
-                text = "".join(piece.text for piece in client.generate(request(SHORT_TOKENS)))
-        except (LocalFault, StopIteration):
-            text = ""
+        if label:
+            with suppress(LocalFault), self._swarm.client(label) as client:
+                pieces = client.generate(request(SHORT_TOKENS), SAMPLE_S)
+                text = "".join(piece.text for piece in pieces)
         now = time.monotonic()
         with self._lock:
             self._clock.handle(Ended(now - began, bool(text)), now)
             if text:
+                self._token_s = max(self._token_s, (now - began) / SHORT_TOKENS)
                 self._written.append(Written(epoch, text))

@@ -34,8 +34,8 @@ from node.checkpoint.state import WIRE, StateKind
 from node.config import NodeConfig
 from node.core.errors import LocalFault, NetworkFault, OutOfResources, UsageFault
 from node.core.ids import PeerId, short, stage_name
-from node.core.journey import Plan, Version
-from node.core.numbers import human
+from node.core.journey import UNKNOWN, Losses, Plan, Version
+from node.core.numbers import human, several
 from node.core.tasks import Tasks, together
 from node.data.settings import Places
 from node.data.tokenizer import open_tokenizer
@@ -135,7 +135,8 @@ class _StageLost(Exception):
 
 class Exporter:
     """One export of the run that ``a`` takes part in. ``hosts(stage)`` lists other peers that host
-    a stage, as the directory shows them; it knows more than the plan when members are gone."""
+    a stage, as the directory shows them; it knows more than the plan when members are gone.
+    ``losses``: the newest that this peer has heard of, for a plan that knows none."""
 
     def __init__(
         self,
@@ -144,7 +145,10 @@ class Exporter:
         config: NodeConfig,
         hosts: Callable[[int], Iterable[PeerId]],
         request: ExportRequest,
+        *,
+        losses: Losses = UNKNOWN,
     ) -> None:
+        self._losses = losses
         self._a = a
         self._transport = transport
         self._config = config
@@ -232,7 +236,9 @@ class Exporter:
         self._progress.doing = f"writing {out.directory}"
         source = await self._blocking(source_in, self._config.places(m.run_id).weights)
         source = replace(source, repository=m.model.base or source.repository)
-        result = Result(version, plan.tokens, plan.loss, plan.loss_val, plan.reference)
+        loss = plan.loss or self._losses.training
+        held_out = plan.loss_val or self._losses.held_out
+        result = Result(version, plan.tokens, loss, held_out, plan.reference)
         adapters = m.model.adapter > 0 and not self._merged
         tokenizer = files.tokenizer_json is not None
         base = ""
@@ -243,8 +249,8 @@ class Exporter:
         size = await self._blocking(out.publish, extras)
         await self._blocking(self._forget)
         text = (
-            f"wrote {out.directory} from {_said(version)}: all {self._progress.stages} stages, "
-            f"{human(size)}"
+            f"wrote {out.directory} from {_said(version)}: all "
+            f"{several(self._progress.stages, 'stage')}, {human(size)}"
         )
         fields = {
             "directory": str(out.directory),
@@ -254,8 +260,8 @@ class Exporter:
             "stages": self._progress.stages,
             "bytes": size,
             "tokens": plan.tokens,
-            "loss": plan.loss,
-            "loss_val": plan.loss_val,
+            "loss": loss,
+            "loss_val": held_out,
             "adapter": adapters,
             "tokenizer": tokenizer,
             "base": base,
@@ -456,7 +462,7 @@ class Exporter:
     def _missing(self, plan: Plan, missing: Mapping[int, Donors]) -> NetworkFault:
         lines = "\n".join(self._why(donors) for _, donors in sorted(missing.items())[:SAID])
         return NetworkFault(
-            f"{len(missing)} of {self._progress.stages} stages cannot be had at "
+            f"{len(missing)} of {several(self._progress.stages, 'stage')} cannot be had at "
             f"{_said(plan.base)}\n{lines}",
             "a stage comes back with a peer that has its checkpoint:  tutti start  there ; "
             f"tutti peers  shows who is here; {_AGAIN}",

@@ -20,17 +20,13 @@ from tomlkit.exceptions import TOMLKitError
 from node.config import (
     ENVIRONMENT,
     KNOWN,
-    NODE_RULES,
-    SECTIONS,
     SHORT_NAMES,
     NodeConfig,
-    NodeSettings,
-    checked_setting,
     config_document,
     write_atomically,
 )
 from node.core.errors import UsageFault, writing
-from node.core.tables import from_text, meanings, type_sentence, unknown
+from node.core.tables import unknown
 
 BUILT_IN = "built in"
 """Source of a value that nobody has set."""
@@ -125,15 +121,13 @@ class Explained:
 def explained(ours: NodeConfig, name: str) -> Explained:
     """Explain a setting. Raises UsageFault for an unknown name."""
     here = value_of(ours, name)
-    section, _, key = here.name.rpartition(".")
-    kind = SECTIONS[section] if section else NodeSettings
-    rule = NODE_RULES.get(here.name)
+    setting = KNOWN[here.name]
     return Explained(
         here=here,
-        default=getattr(kind(), key),
-        kind=type_sentence(KNOWN[here.name]),
-        allowed=rule.sentence if rule else "",
-        meaning=meanings(kind).get(key, ""),
+        default=setting.default,
+        kind=setting.type_sentence,
+        allowed=setting.rule.sentence,
+        meaning=setting.text,
         short=next((s for s, name in SHORT_NAMES.items() if name == here.name), ""),
         variables=tuple(v for v, name in ENVIRONMENT.items() if name == here.name),
     )
@@ -176,9 +170,8 @@ def set_value(file: Path, name: str, text: str) -> Changed:
     for a name or a value that is none, and for a file that is no TOML; LocalFault if it cannot be
     written."""
     name = named(name)
-    raw = from_text(text, KNOWN[name])
-    checked_setting(name, raw)
-    value = raw  # the user's own words, not their bytes a second
+    value = KNOWN[name].read(text)
+    KNOWN[name].check(value)  # the file keeps the user's own words, not their bytes a second
     section, _, key = name.rpartition(".")
     with _edited(file) as document:
         table = document

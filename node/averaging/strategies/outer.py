@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from node.core.errors import refuse
+from node.core.tables import setting
 from node.wire.coding.formats import FORMATS
 
 STRATEGIES: dict[str, str] = {
@@ -45,37 +46,66 @@ OPTIMIZERS = ("none", "sgd", "nesterov")
 class OuterSettings:
     """How cells average with each other, in windows of the wall clock."""
 
-    strategy: str = "butterfly"
-    """butterfly | moshpit | gossip | parameter-server | hogwild."""
-    carries: str = "parameters"
-    """parameters | deltas (DiLoCo) | state (DiLoCo over a partial strategy)."""
-    optimizer: str = "none"
-    """Outer optimizer: none | sgd | nesterov."""
-    lr: float = 0.7
-    """Learning rate of the outer optimizer; its default and the momentum's come from DiLoCo (arXiv
-    2311.08105). Without a barrier it is shared by the cells: each push is a step of lr / cells."""
-    momentum: float = 0.9
-    """Its momentum; pushes without a barrier have none."""
-    codec: str = "fp32"
-    """fp32 | bf16 | fp16 | int8 | int4 | top-k. Lossy ones are for deltas."""
-    feedback: bool = False
-    """Error feedback: what rounding lost is added to the next round."""
-    grid: tuple[int, ...] = ()
-    """Axes of the Moshpit grid."""
-    shards: int = 1
-    """Cells that serve, each some of the stages."""
-    staleness: int | None = None
-    """Steps that a parameter server may be ahead of a push that it takes; None: a push is of the
-    server's newest step, or is not taken. Always None for hogwild, which takes every push."""
-    fragments: int = 1
-    """Streaming: pieces of the model, of which each window carries one in its turn."""
-    mixing: float = 0.0
-    """Share of the difference to the mean that is not applied, so that the same share of the local
-    parameters stays."""
-    quorum: int = 0
-    """Contributions with which an outer step may be made where some do not come; 0: all."""
-    window_s: float = 0.0
-    """Seconds between rounds, by the wall clock; 0: there is one cell, and there are none."""
+    strategy: str = setting(
+        "butterfly",
+        "butterfly | moshpit | gossip | parameter-server | hogwild.",
+        choices=tuple(STRATEGIES),
+        removed=REMOVED,
+    )
+    carries: str = setting(
+        "parameters",
+        "parameters | deltas (DiLoCo) | state (DiLoCo over a partial strategy).",
+        choices=tuple(CARRIES),
+    )
+    optimizer: str = setting("none", "Outer optimizer: none | sgd | nesterov.", choices=OPTIMIZERS)
+    lr: float = setting(
+        0.7,
+        "Learning rate of the outer optimizer; its default and the momentum's come from DiLoCo "
+        "(arXiv 2311.08105). Without a barrier it is shared by the cells: each push is a step of "
+        "lr / cells.",
+        least=0.0,
+        most=1000.0,
+    )
+    momentum: float = setting(
+        0.9, "Its momentum; pushes without a barrier have none.", least=0.0, most=0.9999
+    )
+    codec: str = setting(
+        "fp32",
+        "fp32 | bf16 | fp16 | int8 | int4 | top-k. Lossy ones are for deltas.",
+        choices=tuple(FORMATS),
+    )
+    feedback: bool = setting(
+        False, "Error feedback: what rounding lost is added to the next round."
+    )
+    grid: tuple[int, ...] = setting((), "Axes of the Moshpit grid.")
+    shards: int = setting(1, "Cells that serve, each some of the stages.", least=1)
+    staleness: int | None = setting(
+        None,
+        "Steps that a parameter server may be ahead of a push that it takes; None: a push is of "
+        "the server's newest step, or is not taken. Always None for hogwild, which takes every "
+        "push.",
+    )
+    fragments: int = setting(
+        1, "Streaming: pieces of the model, of which each window carries one in its turn.", least=1
+    )
+    mixing: float = setting(
+        0.0,
+        "Share of the difference to the mean that is not applied, so that the same share of the "
+        "local parameters stays.",
+        least=0.0,
+        most=1.0,
+    )
+    quorum: int = setting(
+        0,
+        "Contributions with which an outer step may be made where some do not come; 0: all.",
+        least=0,
+    )
+    window_s: float = setting(
+        0.0,
+        "Seconds between rounds, by the wall clock; 0: there is one cell, and there are none.",
+        least=0.0,
+        most=10**6,
+    )
 
     @property
     def pushes(self) -> bool:
@@ -108,7 +138,7 @@ class OuterSettings:
 
 def check(s: OuterSettings) -> None:
     """Raises UsageFault, with the reason, for settings that cannot hold together. Each by itself is
-    within its ``MANIFEST_RULES``."""
+    within its range."""
     partial = s.strategy in PARTIAL
     steps = s.carries in ("deltas", "state")
     made = FORMATS[s.codec]

@@ -25,6 +25,7 @@ from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
 from node.core.clock import Clock
 from node.core.errors import LocalFault
+from node.core.journey import Version
 from node.core.numbers import human
 from node.telemetry.events import Journal
 
@@ -59,11 +60,15 @@ class ArchiveKeeper:
         self.shown = archive.address.shown
         self.copied: tuple[int, float] | None = None
         """Epoch of the last copy, and the Unix time at which it was whole."""
+        self._untidy = ""
+        """The reason why older copies were not removed, empty if they were."""
 
     @property
     def last(self) -> int | None:
         """The newest epoch in the archive, as far as it is known; None for none."""
-        return self._schedule.last
+        if self._schedule.last is None:
+            return None
+        return self._schedule.last.epoch
 
     @property
     def trouble(self) -> str:
@@ -84,20 +89,19 @@ class ArchiveKeeper:
     async def copy_newest(self, limit_s: float) -> bool:
         """Copy the newest checkpoint on the disk, whatever the schedule says. Return False if it is
         not whole in the archive after ``limit_s`` seconds."""
-        epochs = self._ports.on_disk().epochs
-        if not epochs:
-            return False
-        newest = max(epochs)
-        if self._schedule.last is not None and self._schedule.last >= newest:
-            return True
+        there = self._ports.on_disk()
+        newest = self._schedule.lacks(there)
+        if newest is None:
+            return bool(there.versions)
+        epoch = newest.epoch
         try:
             async with asyncio.timeout(limit_s):
                 await self._aside.free.wait()
-                await self._copy(newest)
+                await self._copy(epoch)
         except TimeoutError:
-            text = f"epoch {newest} was not at {self.shown} after {limit_s:.0f} s"
-            self._ports.journal.emit("checkpoint", "archive-late", text, "warning", epoch=newest)
-        return self._schedule.last is not None and self._schedule.last >= newest
+            text = f"epoch {epoch} was not at {self.shown} after {limit_s:.0f} s"
+            self._ports.journal.emit("checkpoint", "archive-late", text, "warning", epoch=epoch)
+        return self._schedule.lacks(there) is None
 
     async def _find_last(self) -> None:
         """Find out what the archive has already; nothing is copied again."""
@@ -130,7 +134,7 @@ class ArchiveKeeper:
 
     def _done(self, whole: Whole, seconds: float) -> None:
         failed = self._schedule.why
-        self._feed(Copied(whole.epoch))
+        self._feed(Copied(Version(whole.epoch, whole.lineage)))
         self.copied = whole.epoch, self._ports.clock.wall()
         text = f"epoch {whole.epoch} is at {self.shown}: {human(whole.nbytes)}, compared"
         if failed:
@@ -143,6 +147,10 @@ class ArchiveKeeper:
             bytes=whole.nbytes,
             seconds=round(seconds, 3),
         )
+        if whole.untidy and whole.untidy != self._untidy:
+            text = f"older copies stay beside it: {whole.untidy}"
+            self._ports.journal.emit("checkpoint", "archive-untidy", text, "warning")
+        self._untidy = whole.untidy
 
     def _tell(self, event: Failed) -> None:
         """Report a failure, each reason once until a copy has succeeded."""

@@ -8,6 +8,10 @@ by a grid: the first checkpoint at or behind each multiple of a number of epochs
 names seconds, the number is the largest power of two of epochs that takes no longer, and no less
 than the stride of the local checkpoints, whose multiples stay on the disk for longest. Grids of
 different peers divide each other, so the multiples of the largest one are in every archive.
+
+A run may go back to an earlier epoch. Checkpoints of later ones stay on the disk and in the archive
+until they are replaced, but nothing is built on them any more: they are not copied, and do not
+count as copied.
 """
 
 import math
@@ -17,6 +21,7 @@ from dataclasses import dataclass
 
 from node.availability.words import rounded, seconds_of
 from node.core.errors import UsageFault
+from node.core.journey import Version
 
 RETRY_S = 30.0
 """Seconds after the first failure until the next attempt; doubled with each failure."""
@@ -51,18 +56,19 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """Epochs whose checkpoints are on the disk of this peer, and the stride at which it writes
-    them by time."""
+    """Versions on the disk of this peer, each with a checkpoint. ``written``: the one that it wrote
+    last since its start, None before; ``stride``: the stride at which it writes them by time."""
 
-    epochs: Sequence[int]
+    versions: Sequence[Version]
+    written: Version | None = None
     stride: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """The checkpoint of ``epoch`` is whole in the archive."""
+    """The checkpoint of ``version`` is whole in the archive."""
 
-    epoch: int
+    version: Version
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +89,10 @@ class Copy:
 
 
 class ArchiveSchedule:
-    """The machine. ``last``: the newest epoch in the archive that this peer knows of; ``why``: the
-    reason of the last failure, empty after a success."""
+    """The machine. ``last``: the newest version in the archive that this peer knows of and that the
+    run has not given up; ``why``: the reason of the last failure, empty after a success."""
 
-    def __init__(self, every: Every, last: int | None = None) -> None:
+    def __init__(self, every: Every, last: Version | None = None) -> None:
         self.every = every
         self.last = last
         self.why = ""
@@ -98,13 +104,15 @@ class ArchiveSchedule:
         """The first epoch that was seen, and when."""
         self._epoch_s = 0.0
         self._stride = 1
+        self._given_up: frozenset[Version] = frozenset()
+        """Versions on the disk that are of a history which the run gave up."""
 
     def handle(self, event: ArchiveEvent, now: float) -> list[Copy]:
         """Handle one event; ``now`` in seconds of a clock that nobody sets. One copy is under way
         at a time."""
         match event:
-            case Copied(epoch):
-                self.last = max(epoch, self.last or epoch)
+            case Copied(version):
+                self.last = version
                 self.why = ""
                 self._busy = False
                 self._failures = 0
@@ -113,10 +121,35 @@ class ArchiveSchedule:
                 self._busy = False
                 self._again = now + min(RETRY_S * 2**self._failures, RETRY_MOST_S)
                 self._failures = min(self._failures + 1, MOST_DOUBLED)
-            case OnDisk(epochs, stride):
-                self._stride = stride
-                return self._look(epochs, now)
+            case OnDisk():
+                self._stride = event.stride
+                return self._look(self._of_this_history(event), now)
         return []
+
+    def lacks(self, there: OnDisk) -> Version | None:
+        """The newest version on the disk, if the archive has neither it nor a later one of the
+        history in which the run goes on."""
+        found = self._of_this_history(there)
+        if not found:
+            return None
+        newest = max(found, key=lambda v: v.epoch)
+        if self.last is not None and self.last.epoch >= newest.epoch:
+            return None
+        return newest
+
+    def _of_this_history(self, there: OnDisk) -> list[Version]:
+        """The versions on the disk that the run has not given up. Forgets the last copy if the run
+        has given that up."""
+        written = there.written
+        if written is not None:
+            later = {v for v in there.versions if v.epoch > written.epoch}
+            self._given_up = (self._given_up & {*there.versions}) | later
+            if self.last is not None and _contradicts(self.last, written):
+                self.last = None
+        found = [v for v in there.versions if v not in self._given_up]
+        if self.last is not None and any(_contradicts(self.last, v, False) for v in found):
+            self.last = None
+        return found
 
     def again_s(self, now: float) -> float:
         """Seconds until the next attempt after a failure."""
@@ -137,15 +170,16 @@ class ArchiveSchedule:
             return self._stride
         return max(self._stride, 1 << int(math.log2(self.every.seconds / self._epoch_s)))
 
-    def _look(self, epochs: Sequence[int], now: float) -> list[Copy]:
-        if not epochs:
+    def _look(self, versions: Sequence[Version], now: float) -> list[Copy]:
+        if not versions:
             return []
+        epochs = [version.epoch for version in versions]
         self._measure(max(epochs), now)
         if self._busy or now < self._again:
             return []
         grid = self.grid
         line = max(epochs) // grid
-        if self.last is not None and self.last // grid >= line:
+        if self.last is not None and self.last.epoch // grid >= line:
             return []
         self._busy = True
         return [Copy(min(epoch for epoch in epochs if epoch // grid == line))]
@@ -158,3 +192,11 @@ class ArchiveSchedule:
         epoch, since = self._seen
         if newest > epoch and now > since:
             self._epoch_s = (now - since) / (newest - epoch)
+
+
+def _contradicts(last: Version, other: Version, newest: bool = True) -> bool:
+    """Return True if ``last`` cannot be of the history of ``other``, which is its ``newest``
+    version or an earlier one."""
+    if last.epoch == other.epoch:
+        return bool(last.lineage and other.lineage) and last.lineage != other.lineage
+    return newest and last.epoch > other.epoch

@@ -11,21 +11,22 @@ blocks: run it outside the event loop.
 Object stores cannot rename, so a small file that is written last makes a checkpoint whole: whoever
 reads it finds all others, and one without it is no checkpoint. Every file is read back and compared
 before that. ``begun.json`` names the files of an attempt, so that the next one can clear them away.
-Only files that one of the two names, in a directory of this peer, are ever removed.
+Only files that one of the two names, in a directory of this peer, are ever removed. A page that
+names another peer than the directory it lies in is nobody's.
 """
 
 import contextlib
 import hashlib
-import io
 import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, BinaryIO
 
 from node.checkpoint.archive.address import Address
+from node.checkpoint.archive.guarded import GuardedFiles
 from node.checkpoint.files import Interrupted, directory, reading
 from node.checkpoint.store import (
     MANIFEST,
@@ -37,8 +38,9 @@ from node.checkpoint.store import (
     FileEntry,
 )
 from node.core import numbers
-from node.core.errors import DISK_FULL, LocalFault, OutOfResources, Refused
+from node.core.errors import DISK_FULL, LocalFault, OutOfResources, Refused, WireError
 from node.core.ids import PeerId
+from node.core.journey import Version, lineage
 
 BEGUN = "begun.json"
 WHOLE = "whole.json"
@@ -46,8 +48,10 @@ FILES = (PARAMETERS, OPTIMIZER, MANIFEST)
 FORMAT = 1
 PAGE_LIMIT = 1 << 16
 """Most bytes of ``begun.json`` and ``whole.json``."""
-LISTED = 10_000
-"""Most names of a directory that are looked at."""
+LOOKED = 2048
+"""Most directories of peers that are looked at for copies."""
+COPIES = 256
+"""Most copies of one peer and stage that are looked at, from the highest epoch down."""
 BLOCK = 8 << 20
 RUN_DIGITS = 12
 _STAGE = re.compile(r"stage-(0|[1-9][0-9]{0,8})")
@@ -59,13 +63,19 @@ GoesOn = Callable[[], bool]
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A whole checkpoint in an archive. ``directory``: its path in the file system."""
+    """A whole checkpoint in an archive. ``directory``: its path in the file system; ``lineage``: of
+    its version, empty where the copy does not say; ``number``: copies of this peer and stage count
+    up, 0 for a copy of older software; ``untidy``: the reason why older copies beside it were not
+    removed, empty if they were."""
 
     stage: int
     epoch: int
     peer: str
     directory: str
     files: Mapping[str, FileEntry]
+    lineage: str = ""
+    number: int = 0
+    untidy: str = field(default="", compare=False)
 
     @property
     def nbytes(self) -> int:
@@ -75,13 +85,16 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The content of ``begun.json`` and ``whole.json``: whose checkpoint it is, and its files."""
+    """The content of ``begun.json`` and ``whole.json``: whose checkpoint it is, and its files.
+    ``lineage`` and ``number`` as in :class:`Whole`."""
 
     run: str
     peer: str
     stage: int
     epoch: int
     files: Mapping[str, FileEntry]
+    lineage: str = ""
+    number: int = 0
 
     def encode(self) -> bytes:
         """The file: the facts and the sha256 of their canonical form."""
@@ -92,6 +105,8 @@ class Page:
             "stage": self.stage,
             "epoch": self.epoch,
             "files": {name: [entry.size, entry.sha256] for name, entry in self.files.items()},
+            "lineage": self.lineage,
+            "number": self.number,
         }
         page = {"archive": body, "sha256": _hash(body)}
         return json.dumps(page, sort_keys=True, indent=1).encode()
@@ -118,6 +133,8 @@ class Page:
                 numbers.whole(body["stage"]),
                 numbers.whole(body["epoch"]),
                 files,
+                lineage(body.get("lineage", "")),
+                numbers.whole(body.get("number", 0)),
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
             raise Refused(f"a page of an archive that cannot be read: {e}") from e
@@ -129,26 +146,26 @@ class Archive:
 
     def __init__(self, address: Address, run_id: str, me: PeerId, files: Any = None) -> None:
         self.address = address
+        self.me = me
         self._run_id = run_id
-        self._me = me
         self._given = files
 
     @cached_property
-    def _opened(self) -> tuple[Any, str]:
+    def _files(self) -> GuardedFiles:
         files, path = self.address.open()
         if self._given is not None:
             files = self._given
-        return files, path
+        return GuardedFiles(files, path, self.address.shown)
 
     @property
     def _fs(self) -> Any:
         """The file system."""
-        return self._opened[0]
+        return self._files.fs
 
     @property
     def _root(self) -> str:
         """The directory of the run."""
-        return f"{self._opened[1]}/{self._run_id[:RUN_DIGITS]}"
+        return f"{self._files.top}/{self._run_id[:RUN_DIGITS]}"
 
     # ----------------------------------------------------------- writing
 
@@ -161,7 +178,9 @@ class Archive:
         goes_on: GoesOn = lambda: True,
     ) -> Whole:
         """Copy a checkpoint of ``store``, compare what was written, and remove the oldest copies of
-        this peer and stage beyond ``keep``. A copy that is whole already is left as it is.
+        this peer and stage beyond ``keep``. The files of a copy that is whole already are left as
+        they are; it becomes the newest one. Where older ones cannot be removed, the copy counts all
+        the same.
 
         Raises OutOfResources if the place is full, Refused if the checkpoint cannot be read or
         foreign files have the wanted names, Interrupted when ``goes_on`` said so, and LocalFault
@@ -182,73 +201,80 @@ class Archive:
         own = self._own(stage)
         here = f"{own}/epoch-{epoch}"
         self._fs.invalidate_cache()
-        with _sources(store, stage, epoch) as (sources, manifest):
-            found = self._whole(here, stage, epoch)
+        self._files.check(f"{here}/{BEGUN}")
+        with _sources(store, stage, epoch) as (sources, manifest, line):
+            found = self._whole(here, stage, epoch, self.me)
+            number = 1 + max((w.number for w in self._wholes(stage, self.me)), default=0)
+            files = {name: entry for name, (_, entry) in sources.items()}
+            page = Page(self._run_id, self.me, stage, epoch, files, line, number).encode()
             if found is not None and found.files[MANIFEST] == manifest:
+                if found.number + 1 < number:
+                    # The run went back to this epoch or behind it, so it is the newest one again.
+                    self._fs.pipe_file(f"{here}/{WHOLE}", page)
+                    self._files.sync(here, (WHOLE,))
+                    found = replace(found, lineage=line, number=number)
                 # The attempt that made it whole may have ended before it removed older ones.
-                self._tidy(found, keep)
-                return found
-            for name in self._names(own):
+                return self._tidied(found, keep)
+            for name in self._files.names(own):
                 # What an attempt that failed has left.
                 if _EPOCH.fullmatch(name) and self._page(f"{own}/{name}", WHOLE) is None:
                     self._clear(f"{own}/{name}")
             if found is not None:
                 self._clear(here)
-            if left := [name for name in self._names(here) if name in (*FILES, WHOLE)]:
+            foreign = {*FILES, WHOLE}
+            if self._page(here, BEGUN) is not None:
+                foreign.add(BEGUN)
+            if left := [name for name in self._files.names(here) if name in foreign]:
                 raise Refused(
                     f"{self.address.shown} has {', '.join(left)} of epoch {epoch}, which this peer "
                     "did not write",
                     "move them away; nothing of them was changed",
                 )
-            files = {name: entry for name, (_, entry) in sources.items()}
-            page = Page(self._run_id, self._me, stage, epoch, files).encode()
             self._fs.makedirs(here, exist_ok=True)
             self._fs.pipe_file(f"{here}/{BEGUN}", page)
             for name, (source, entry) in sources.items():
                 self._put(source, f"{here}/{name}", entry, goes_on)
             for name, entry in files.items():
                 self._compare(f"{here}/{name}", entry, goes_on)
-        self._sync(here)
+        self._files.sync(here, (BEGUN, *FILES))
         if not goes_on():
             raise Interrupted()
         self._fs.pipe_file(f"{here}/{WHOLE}", page)
-        self._sync(here)
-        made = self._whole(here, stage, epoch)
+        self._files.sync(here, (WHOLE,))
+        made = self._whole(here, stage, epoch, self.me)
         if made is None:
             raise LocalFault(
                 f"a copy at {self.address.shown} does not read as it was written",
                 "look at that place: it loses what is written there",
             )
-        self._tidy(made, keep)
-        return made
+        return self._tidied(made, keep)
 
-    def newest(self, stage: int) -> int | None:
-        """The newest epoch of ``stage`` that this peer has whole in the archive; None for none.
-        Raises LocalFault."""
+    def newest(self, stage: int) -> Version | None:
+        """The version of ``stage`` that this peer copied last and has whole in the archive; None
+        for none. Raises LocalFault."""
         try:
             self._fs.invalidate_cache()
-            found = self._wholes(self._own(stage), stage)
+            found = self._wholes(stage, self.me)
         except LocalFault:
             raise
         except Exception as e:  # noqa: BLE001
             raise self._fault(e) from None
-        return max((whole.epoch for whole in found), default=None)
+        if not found:
+            return None
+        last = max(found, key=lambda w: (w.number, w.epoch))
+        return Version(last.epoch, last.lineage)
 
     def _put(self, source: BinaryIO, path: str, entry: FileEntry, goes_on: GoesOn) -> None:
         """Write a file, and compare what was read here on the way."""
         sha = hashlib.sha256()
         size = 0
-        with self._fs.open(path, "wb") as out:
+        with self._files.writing(path) as out:
             while block := source.read(BLOCK):
                 if not goes_on():
                     raise Interrupted()
                 sha.update(block)
                 size += len(block)
                 out.write(block)
-            # Only a file of this machine has a descriptor.
-            with contextlib.suppress(OSError, AttributeError, io.UnsupportedOperation):
-                out.flush()
-                os.fsync(out.fileno())
         if (size, sha.hexdigest()) != (entry.size, entry.sha256):
             raise Refused(
                 "the checkpoint on this disk is not what its manifest describes",
@@ -259,8 +285,8 @@ class Archive:
         """Read a written file back. Raises LocalFault if it is another one."""
         sha = hashlib.sha256()
         size = 0
-        with self._fs.open(path, "rb") as file:
-            while block := file.read(BLOCK):
+        with self._files.reading(path) as file:
+            while size <= entry.size and (block := file.read(BLOCK)):
                 if not goes_on():
                     raise Interrupted()
                 sha.update(block)
@@ -271,13 +297,24 @@ class Archive:
                 "look at that place; the copy does not count, and older ones stay",
             )
 
+    def _tidied(self, new: Whole, keep: int) -> Whole:
+        """Remove the copies that are not needed beside the new one, and return that."""
+        try:
+            self._tidy(new, keep)
+        except LocalFault as e:
+            return replace(new, untidy=e.what)
+        except Exception as e:  # noqa: BLE001
+            return replace(new, untidy=self._fault(e).what)
+        return new
+
     def _tidy(self, new: Whole, keep: int) -> None:
-        """Remove the oldest whole copies of this peer beyond ``keep``, never the new one; and the
-        page with which the new one began."""
-        if BEGUN in self._names(new.directory):
+        """Remove the whole copies of this peer beyond ``keep`` that were made first, never the new
+        one; and the page with which the new one began."""
+        if BEGUN in self._files.names(new.directory):
             self._fs.rm_file(f"{new.directory}/{BEGUN}")
-        found = self._wholes(self._own(new.stage), new.stage)
-        others = sorted((w for w in found if w.epoch != new.epoch), key=lambda w: -w.epoch)
+        found = self._wholes(new.stage, self.me)
+        others = [w for w in found if w.epoch != new.epoch]
+        others.sort(key=lambda w: (-w.number, -w.epoch))
         for whole in others[max(0, keep - 1) :]:
             self._clear(whole.directory)
 
@@ -287,17 +324,17 @@ class Archive:
         named: set[str] = set()
         for file in (WHOLE, BEGUN):
             page = self._page(here, file)
-            if page is not None and page.peer == self._me:
+            if page is not None and page.peer == self.me:
                 named |= {file, *(name for name in page.files if name in FILES)}
         if BEGUN in named:
             named.add(WHOLE)  # perhaps torn, if the attempt ended while it was written
         if not named:
             return
-        there = set(self._names(here))
+        there = set(self._files.names(here))
         # First what makes it whole, last what says whose it is.
         for name in sorted(named & there, key=lambda n: (n != WHOLE, n == BEGUN)):
             self._fs.rm_file(f"{here}/{name}")
-        if not self._names(here):
+        if not self._files.names(here):
             # An object store has no directories.
             with contextlib.suppress(OSError, NotImplementedError):
                 self._fs.rmdir(here)
@@ -305,23 +342,28 @@ class Archive:
     # ----------------------------------------------------------- reading
 
     def copies(self, stage: int | None = None) -> list[Whole]:
-        """All whole copies of the run, of one stage or of all, by whichever peer, newest first. Own
-        ones come before others of the same epoch. Raises LocalFault if the place cannot be
-        read."""
+        """Whole copies of the run, of one stage or of all, by whichever peer, newest first. Own
+        ones come before others of the same epoch. Of a place with many directories the own ones and
+        :data:`LOOKED` others are looked at. Raises LocalFault if the place cannot be read."""
         found: list[Whole] = []
+        left = LOOKED
         try:
             self._fs.invalidate_cache()
-            for name in self._names(self._root):
+            for name in self._files.names(self._root):
                 match = _STAGE.fullmatch(name)
                 if match is None or (stage is not None and int(match[1]) != stage):
                     continue
-                for peer in self._names(f"{self._root}/{name}"):
-                    found += self._wholes(f"{self._root}/{name}/{peer}", int(match[1]))
+                peers = self._files.names(f"{self._root}/{name}")
+                for peer in sorted(peers, key=lambda p: (p != self.me, p)):
+                    if left <= 0 and peer != self.me:
+                        break
+                    left -= 1
+                    found += self._wholes(int(match[1]), peer)
         except LocalFault:
             raise
         except Exception as e:  # noqa: BLE001
             raise self._fault(e) from None
-        return sorted(found, key=lambda w: (-w.epoch, w.peer != self._me, w.peer))
+        return sorted(found, key=lambda w: (-w.epoch, w.peer != self.me, w.peer))
 
     def fetch(self, whole: Whole, into: str, goes_on: GoesOn = lambda: True) -> None:
         """Copy the files of a whole checkpoint into a new directory of this machine. Raises Refused
@@ -338,7 +380,7 @@ class Archive:
     def _get(self, path: str, target: str, entry: FileEntry, goes_on: GoesOn) -> None:
         sha = hashlib.sha256()
         size = 0
-        with self._fs.open(path, "rb") as file, open(target, "xb") as out:
+        with self._files.reading(path) as file, open(target, "xb") as out:
             while size <= entry.size and (block := file.read(BLOCK)):
                 if not goes_on():
                     raise Interrupted()
@@ -354,63 +396,39 @@ class Archive:
     # ----------------------------------------------------------- parts
 
     def _own(self, stage: int) -> str:
-        return f"{self._root}/stage-{stage}/{self._me}"
+        return f"{self._root}/stage-{stage}/{self.me}"
 
-    def _names(self, path: str) -> list[str]:
-        """Names in a directory, sorted; none if it is not there."""
-        try:
-            found = self._fs.ls(path, detail=False)
-        except FileNotFoundError:
-            return []
-        names = {str(one).rstrip("/").rpartition("/")[2] for one in found[:LISTED]}
-        return sorted(names - {path.rpartition("/")[2], ""})
-
-    def _wholes(self, own: str, stage: int) -> list[Whole]:
+    def _wholes(self, stage: int, peer: str) -> list[Whole]:
         """Whole checkpoints in the directory of one peer."""
-        found: list[Whole] = []
-        for name in self._names(own):
-            match = _EPOCH.fullmatch(name)
-            if match is None:
-                continue
-            whole = self._whole(f"{own}/{name}", stage, int(match[1]))
-            if whole is not None:
-                found.append(whole)
-        return found
+        own = f"{self._root}/stage-{stage}/{peer}"
+        matches = [_EPOCH.fullmatch(name) for name in self._files.names(own)]
+        epochs = sorted((int(match[1]) for match in matches if match), reverse=True)
+        found = [self._whole(f"{own}/epoch-{n}", stage, n, peer) for n in epochs[:COPIES]]
+        return [whole for whole in found if whole is not None]
 
-    def _whole(self, here: str, stage: int, epoch: int) -> Whole | None:
-        """The whole checkpoint in a directory; None if it is none of this run, stage and epoch."""
+    def _whole(self, here: str, stage: int, epoch: int, peer: str) -> Whole | None:
+        """The whole checkpoint in a directory; None if it is none of this run, stage, epoch and
+        peer."""
         page = self._page(here, WHOLE)
         if page is None:
             return None
-        if (page.run, page.stage, page.epoch) != (self._run_id, stage, epoch):
+        if (page.run, page.stage, page.epoch, page.peer) != (self._run_id, stage, epoch, peer):
             return None
         if set(page.files) != set(FILES) or page.files[MANIFEST].size > MANIFEST_LIMIT:
             return None
-        return Whole(stage, epoch, page.peer, here, page.files)
+        return Whole(stage, epoch, page.peer, here, page.files, page.lineage, page.number)
 
     def _page(self, here: str, name: str) -> Page | None:
         """What ``begun.json`` or ``whole.json`` says; None if it is not there, torn or garbled."""
         try:
-            with self._fs.open(f"{here}/{name}", "rb") as file:
+            with self._files.reading(f"{here}/{name}") as file:
                 raw = file.read(PAGE_LIMIT + 1)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError, IsADirectoryError, Refused):
             return None
         try:
             return Page.parse(raw)
         except Refused:
             return None
-
-    def _sync(self, here: str) -> None:
-        """Flush a directory of this machine. Other file systems have no such call."""
-        if "file" not in _protocols(self._fs):
-            return
-        names = [*self._names(here), "."]
-        for name in names:
-            fd = os.open(os.path.join(here, name), os.O_RDONLY)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
 
     def _fault(self, error: Exception) -> LocalFault:
         """The fault for an error of the place, without secrets."""
@@ -429,10 +447,10 @@ class Archive:
 @contextlib.contextmanager
 def _sources(
     store: CheckpointStore, stage: int, epoch: int
-) -> Iterator[tuple[dict[str, tuple[BinaryIO, FileEntry]], FileEntry]]:
-    """The open files of a checkpoint of ``store``, each with its size and hash, and those of its
-    manifest. They stay readable when the store removes the checkpoint meanwhile. Raises Refused if
-    it cannot be read."""
+) -> Iterator[tuple[dict[str, tuple[BinaryIO, FileEntry]], FileEntry, str]]:
+    """The open files of a checkpoint of ``store``, each with its size and hash, the entry of its
+    manifest, and the lineage of its version. They stay readable when the store removes the
+    checkpoint meanwhile. Raises Refused if it cannot be read."""
     with contextlib.ExitStack() as stack:
         try:
             fd = stack.enter_context(directory(store.path(stage, epoch)))
@@ -446,7 +464,8 @@ def _sources(
         if size > MANIFEST_LIMIT:
             raise Refused(f"a manifest of {size} bytes is over the limit of {MANIFEST_LIMIT}")
         page = os.pread(file, size, 0)
-        entries = dict(CheckpointManifest.parse(page).files)
+        manifest = CheckpointManifest.parse(page)
+        entries = dict(manifest.files)
         entries[MANIFEST] = FileEntry(len(page), hashlib.sha256(page).hexdigest())
         sources: dict[str, tuple[BinaryIO, FileEntry]] = {}
         for name in FILES:
@@ -456,14 +475,15 @@ def _sources(
             stream = stack.enter_context(open(number, "rb", buffering=0, closefd=False))
             stream.seek(0)
             sources[name] = stream, entries[name]
-        yield sources, entries[MANIFEST]
+        yield sources, entries[MANIFEST], _lineage(manifest)
 
 
-def _protocols(files: Any) -> tuple[str, ...]:
-    said = files.protocol
-    if isinstance(said, str):
-        return (said,)
-    return tuple(said)
+def _lineage(manifest: CheckpointManifest) -> str:
+    """The lineage of a checkpoint's version; empty if it does not say."""
+    try:
+        return lineage(manifest.meta.get("lineage", ""))
+    except WireError:
+        return ""
 
 
 def _hash(body: Any) -> str:

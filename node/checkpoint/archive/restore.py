@@ -4,19 +4,23 @@ loop."""
 
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from node.checkpoint.archive.line import current
 from node.checkpoint.archive.place import Archive, GoesOn, Whole
 from node.checkpoint.files import Interrupted
 from node.checkpoint.store import Checkpoint, CheckpointStore
 from node.core.errors import LocalFault, OutOfResources, UsageFault
+from node.core.numbers import human
 from node.telemetry.events import Journal
 
 RESTORED = 3
 """Number of newest epochs that are put back: all stages have to go on from one epoch, and each has
 others."""
+GATHERED = 64
+"""Copies of one epoch that are read for their optimizer state."""
 
 
 def restore(
@@ -32,10 +36,12 @@ def restore(
     ``goes_on``: asked between two blocks.
 
     Each peer's copy has the optimizer state of the parts that this peer owned, so the copies of one
-    epoch and history are put together. Raises UsageFault if the archive has nothing of this run,
-    LocalFault if it cannot be read. A copy that is damaged is reported and left out.
+    epoch and history are put together. Epochs that the run gave up when it went back are left out
+    (:mod:`node.checkpoint.archive.line`). Raises UsageFault if the archive has nothing of this run,
+    LocalFault if it cannot be read, OutOfResources if this disk has no room for any of it. A copy
+    that is damaged is reported and left out.
     """
-    found = archive.copies(stage)
+    found = current(archive.copies(stage), archive.me)
     shown = archive.address.shown
     if not found:
         stages = sorted({whole.stage for whole in archive.copies()})
@@ -47,7 +53,9 @@ def restore(
         text = f"{shown} has nothing of stage {stage}, only of {', '.join(map(str, stages))}"
         journal.emit("checkpoint", "nothing-to-restore", text, "warning")
         return []
-    here = max(store.epochs(stage), default=-1)
+    here = -1
+    if (whole := store.newest_whole(stage)) is not None:
+        here = whole
     scene = _Scene(archive, store, scratch, journal, goes_on)
     newer = sorted({whole.epoch for whole in found if whole.epoch > here}, reverse=True)
     done: list[int] = []
@@ -59,6 +67,8 @@ def restore(
                 store.save(stage, epoch, one.parameters, one.optimizer, one.meta, beside=done)
                 done.append(epoch)
         newer = newer[RESTORED:]
+    if scene.full and not done:
+        raise scene.full[0]
     if done:
         text = f"epochs {', '.join(map(str, sorted(done)))} are back from {shown}"
         journal.emit("checkpoint", "restored-from-archive", text, epochs=sorted(done))
@@ -77,12 +87,14 @@ class _Scene:
     scratch: Path
     journal: Journal
     goes_on: GoesOn
+    full: list[OutOfResources] = field(default_factory=list)
+    """Faults of copies for which this disk has no room."""
 
     def gathered(self, wholes: list[Whole]) -> Checkpoint | None:
         """The checkpoint of one epoch: the first copy that can be read, with the optimizer state of
-        the others of the same history. None if none can be read."""
+        :data:`GATHERED` copies at most of the same history. None if none can be read."""
         first: Checkpoint | None = None
-        for whole in wholes:
+        for whole in wholes[:GATHERED]:
             one = self._read(whole)
             if one is None:
                 continue
@@ -97,11 +109,19 @@ class _Scene:
         shutil.rmtree(self.scratch, ignore_errors=True)
         place = CheckpointStore(self.scratch, self.store.settings, self.store.run_id)
         try:
+            if whole.nbytes > (free := place.free()):
+                # Its page may say anything, also that this disk is too small for it.
+                raise OutOfResources(
+                    f"it has {human(whole.nbytes)}, and {human(free)} are free on this disk",
+                    "make room, or restore from another place",
+                )
             self.archive.fetch(whole, str(place.path(whole.stage, whole.epoch)), self.goes_on)
             return place.load(whole.stage, whole.epoch)
-        except (Interrupted, OutOfResources):
+        except Interrupted:
             raise
         except LocalFault as e:
+            if isinstance(e, OutOfResources):
+                self.full.append(e)
             text = f"the copy of epoch {whole.epoch} by {whole.peer[-6:]} is not used: {e}"
             self.journal.emit("checkpoint", "copy-unusable", text, "warning", epoch=whole.epoch)
             return None

@@ -11,7 +11,7 @@ from types import TracebackType
 
 import click
 
-from node.commands.line.shared import HOME, say, take_home
+from node.commands.line.shared import HOME, home_flag, say, take_home
 from node.commands.line.usage import COMPLETION, PROGRAM, what_was_wrong
 from node.control import terminal
 from node.core import interrupts, libraries
@@ -137,7 +137,7 @@ def _fail(fault: LocalFault, words: list[str]) -> int:
     from node.control.commands import show_fault
 
     try:
-        show_fault(fault, as_json="--json" in words)
+        show_fault(fault, as_json="--json" in words, home_flag=home_flag())
     except (OSError, SystemExit):  # nobody reads it; the exit code says it
         terminal.mute(sys.stdout, sys.stderr)
     return int(fault.code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from node.core.errors import UsageFault
 if TYPE_CHECKING:
     from node.config import NodeConfig
     from node.control.client import ControlClient
+    from node.manifest import Manifest
 
 HOME_OPTION = "--home"
 HOME: dict[str, str] = {}
@@ -60,9 +62,36 @@ def client(ours: NodeConfig | None = None) -> ControlClient:
     return ControlClient(control_socket(home), home=home)
 
 
+def home_flag() -> str:
+    """The home as the command line has named it: " --home DIR", "" where it did not."""
+    if "home" not in HOME:
+        return ""
+    return f" {HOME_OPTION} {shlex.quote(HOME['home'])}"
+
+
+def advice(text: str) -> str:
+    """The text with the home of this command line named in its commands."""
+    from node.core.home import pasteable
+
+    return pasteable(text, home_flag())
+
+
+def manifest_of_run(ours: NodeConfig, run_id: str) -> Manifest:
+    """The manifest of the run in which the daemon takes part; ``run_id``: as its status says it.
+    Raises UsageFault if it takes part in none, or in one that is not known here."""
+    known = None
+    if run_id:
+        known = ours.remembered(run_id)
+    if known is None:
+        raise UsageFault(
+            "the daemon takes no part in a run that is known here", "see  tutti status"
+        )
+    return known[0]
+
+
 def say(text: str) -> None:
     """Print a line on stderr, which has everything that is not data."""
-    print(text, file=sys.stderr, flush=True)
+    print(advice(text), file=sys.stderr, flush=True)
 
 
 def print_json(document: Any) -> None:

@@ -99,7 +99,7 @@ def explain(name: str, config: Path | None, settings: dict[str, Any], as_json: b
     if as_json:
         shared.print_json(found.document())
     else:
-        print("\n".join(found.lines()))
+        print(shared.advice("\n".join(found.lines())))
     return ExitCode.OK
 
 

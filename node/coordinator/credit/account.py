@@ -4,12 +4,13 @@ neighbours. Pure.
 Work counts if both neighbours on a micro-batch's route confirm it: the peer before took the
 worker's gradient, and the peer behind gave it one. The worker's own statement is needed only
 against others that claim the same work. At each stage, tokens with a receipt, tokens without one
-(unsigned) and tokens that the stage did not see (left out) sum to the epoch's tokens. The slow part
-of a check, the signature, is the caller's.
+(unsigned) and tokens that the stage did not see (left out) sum to the epoch's tokens. A lie about a
+size costs the statements of its signer, and no others. The slow part of a check, the signature, is
+the caller's.
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -33,6 +34,8 @@ class Ground(StrEnum):
     """The statement is of another epoch, another history or another cell."""
     STRANGER = "stranger"
     """The signer did not work by the plan."""
+    ROOM = "room"
+    """The statement has no room in the record of its epoch, where shorter ones come first."""
     SIZE = "size"
     """The micro-batch has another number of tokens, as its origin says."""
     SUM = "sum"
@@ -41,10 +44,14 @@ class Ground(StrEnum):
     """No majority of the voters has signed the version that the epoch made."""
 
 
+NOBODY = PeerId("")
+"""The peer of a refusal for which no signer can be blamed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Refused:
     """Something that was refused: the ground, the peer that it is about (its signer, or the worker
-    that two claim), the epoch, and one sentence."""
+    that two claim; :data:`NOBODY` where no signer is to blame), the epoch, and one sentence."""
 
     ground: Ground
     peer: PeerId
@@ -133,6 +140,10 @@ class _Settling:
         stages = sorted({h.stage for p in plan.paths for h in p.hops})
         self._account = Account(plan.epoch, tokens, (ENDS, *stages) if plan.paths else ())
         self._rows: dict[int, dict[PeerId, Row]] = {index: {} for index in self._paths}
+        self._cleared = set[int]()
+        """Micro-batches with sizes in doubt: no signer is believed about them."""
+        self._doubles: dict[PeerId, list[int]] = {}
+        """Micro-batches that several peers of a stage claim, by each of these."""
         by_stages: dict[tuple[int, ...], dict[int, int]] = {}
         self._places: dict[int, dict[int, int]] = {}
         """Place of each stage on a micro-batch's path: 0 for the origin, 1 for the first hop, and
@@ -146,15 +157,23 @@ class _Settling:
     def account(self, statements: Mapping[PeerId, Statement]) -> Account:
         for signer in sorted(statements):
             self._read(signer, statements[signer])
+        self._settle_sizes()
+        self._settle_sum()
         unknown = list[int]()
         known = 0
         for index, path in self._paths.items():
-            tokens = self._size(path, self._rows[index])
-            if tokens is None:
+            rows = self._rows[index]
+            if not rows:
                 unknown.append(index)
                 continue
+            (tokens,) = _sizes(rows)
             known += tokens
-            self._credit(path, tokens, self._rows[index])
+            self._credit(path, tokens, rows)
+        for worker, indices in sorted(self._doubles.items()):
+            text = f"it and others claim micro-batch {indices[0]} at one stage"
+            if len(indices) > 1:
+                text += f", and {len(indices) - 1} others"
+            self._account.refuse(Ground.DOUBLE, worker, text)
         self._close(known, unknown)
         return self._account
 
@@ -217,24 +236,133 @@ class _Settling:
             return False
         return before < here and (behind == 0 or here < behind)
 
-    def _size(self, path: Path, rows: dict[PeerId, Row]) -> int | None:
-        """Tokens of a micro-batch: as its origin says, else as all others say; None where nobody
-        knows. Rows with another size are taken out."""
-        sizes = {tokens for tokens, _, _ in rows.values()}
-        if path.origin in rows:
-            tokens = rows[path.origin][0]
-        elif len(sizes) == 1:
-            tokens = sizes.copy().pop()
-        else:
-            tokens = None
-        if sizes <= {tokens}:
-            return tokens
-        for signer, row in list(rows.items()):
-            if row[0] != tokens:
-                text = f"it gives micro-batch {path.index} {row[0]} tokens"
-                self._account.refuse(Ground.SIZE, signer, text)
-                del rows[signer]
-        return tokens
+    # ----------------------------------------------------------- sizes
+
+    def _settle_sizes(self) -> None:
+        """Leave each micro-batch one size. Where signers differ about it, the sum of the epoch
+        tells the liars, and their statements are taken out. Where it does not tell them, the
+        micro-batch counts as unsigned."""
+        disputed = [i for i, rows in self._rows.items() if len(_sizes(rows)) > 1]
+        if not disputed:
+            return
+        liars = self._liars(disputed)
+        for liar in sorted(liars):
+            wrong = [i for i in disputed if self._contradicts(liar, i, liars)]
+            text = f"it gives micro-batch {wrong[0]} {self._rows[wrong[0]][liar][0]} tokens"
+            if len(wrong) > 1:
+                text += f", and {len(wrong) - 1} others another size than they have"
+            self._account.refuse(Ground.SIZE, liar, text)
+        self._take_out(liars)
+        self._clear([i for i in disputed if len(_sizes(self._rows[i])) > 1])
+
+    def _liars(self, disputed: Sequence[int]) -> frozenset[PeerId]:
+        """The signers that lie about sizes; empty where nobody can tell."""
+        alone = frozenset.intersection(*(self._each_resolves(i) for i in disputed))
+        for suspects in (
+            [frozenset((peer,)) for peer in sorted(alone)],
+            [self._outvoted(disputed)],
+            [self._against_origins(disputed)],
+        ):
+            fitting = [liars for liars in suspects if self._fits_without(liars)]
+            if fitting:
+                return fitting[0] if len(fitting) == 1 else frozenset()
+        return frozenset()
+
+    def _each_resolves(self, index: int) -> frozenset[PeerId]:
+        """The signers that stand alone: without one of them, all others agree about a
+        micro-batch."""
+        rows = self._rows[index]
+        votes = Counter(tokens for tokens, _, _ in rows.values())
+        if len(votes) > 2:
+            return frozenset()
+        return frozenset(signer for signer, row in rows.items() if votes[row[0]] == 1)
+
+    def _outvoted(self, disputed: Sequence[int]) -> frozenset[PeerId]:
+        """The signers that more than half of a micro-batch's signers contradict."""
+        found = set[PeerId]()
+        for index in disputed:
+            rows = self._rows[index]
+            votes = Counter(tokens for tokens, _, _ in rows.values())
+            tokens, count = votes.most_common(1)[0]
+            if 2 * count > len(rows):
+                found |= {signer for signer, row in rows.items() if row[0] != tokens}
+        return frozenset(found)
+
+    def _against_origins(self, disputed: Sequence[int]) -> frozenset[PeerId]:
+        """The signers that contradict the origin of a micro-batch."""
+        found = set[PeerId]()
+        for index in disputed:
+            rows = self._rows[index]
+            said = rows.get(self._paths[index].origin)
+            if said is not None:
+                found |= {signer for signer, row in rows.items() if row[0] != said[0]}
+        return frozenset(found)
+
+    def _contradicts(self, signer: PeerId, index: int, liars: Collection[PeerId]) -> bool:
+        """Return True if the signer gives a micro-batch another size than those do that are no
+        liars."""
+        rows = self._rows[index]
+        others = {row[0] for peer, row in rows.items() if peer not in liars}
+        return signer in rows and rows[signer][0] not in others
+
+    def _fits_without(self, liars: Collection[PeerId]) -> bool:
+        """Return True if all agree without these signers, and the sizes sum to the epoch's
+        tokens."""
+        known = 0
+        unknown = 0
+        for rows in self._rows.values():
+            sizes = {row[0] for peer, row in rows.items() if peer not in liars}
+            if len(sizes) > 1:
+                return False
+            known += sum(sizes)
+            unknown += not sizes
+        return self._adds_up(known, unknown)
+
+    def _adds_up(self, known: int, unknown: int) -> bool:
+        """Return True if the epoch can consist of micro-batches with ``known`` tokens in all, and
+        of ``unknown`` further micro-batches."""
+        rest = self._account.tokens - known
+        return rest == 0 or (rest > 0 and unknown > 0)
+
+    def _settle_sum(self) -> None:
+        """Where the sizes do not sum to the epoch's tokens although nobody contradicts another,
+        leave those unsigned that only one signer knows, or the whole epoch. A signer is named if
+        only its word explains the sum."""
+        if self._fits_without(()):
+            return
+        account = self._account
+        known = sum(sum(_sizes(rows)) for rows in self._rows.values())
+        unknown = sum(not rows for rows in self._rows.values())
+        text = f"its micro-batches have {known} tokens, and {account.tokens} were committed"
+        alone: dict[PeerId, list[int]] = {}
+        for index, rows in self._rows.items():
+            if len(rows) == 1:
+                alone.setdefault(next(iter(rows)), []).append(index)
+        lone = {p: sum(sum(_sizes(self._rows[i])) for i in of) for p, of in alone.items()}
+        suspects = [
+            p for p, of in alone.items() if self._adds_up(known - lone[p], unknown + len(of))
+        ]
+        if len(suspects) == 1:
+            account.refuse(Ground.SUM, suspects[0], text)
+            self._clear(alone[suspects[0]])
+            self._take_out(suspects)
+            return
+        account.refuse(Ground.SUM, NOBODY, text)
+        self._clear([i for of in alone.values() for i in of])
+        if not self._fits_without(()):
+            self._clear(self._paths)
+
+    def _take_out(self, signers: Collection[PeerId]) -> None:
+        """Take the statements of these signers out."""
+        for rows in self._rows.values():
+            for signer in signers:
+                rows.pop(signer, None)
+
+    def _clear(self, indices: Iterable[int]) -> None:
+        """Believe nobody about these micro-batches."""
+        for index in indices:
+            self._rows[index].clear()
+            self._cleared.add(index)
 
     # ----------------------------------------------------------- work
 
@@ -261,9 +389,8 @@ class _Settling:
             elif len(found) == 1:
                 account.receipts[stage, found[0]] += tokens
             elif found:
-                for worker in sorted(found):
-                    text = f"{len(found)} peers claim micro-batch {path.index} at one stage"
-                    account.refuse(Ground.DOUBLE, worker, text)
+                for worker in found:
+                    self._doubles.setdefault(worker, []).append(path.index)
                 account.unsigned[Gap(stage, tuple(sorted(found)), ())] += tokens
             elif self._jumped(path, stage, rows):
                 account.left_out[stage] += tokens
@@ -319,33 +446,28 @@ class _Settling:
 
     # ----------------------------------------------------------- the sum
 
-    def _close(self, known: int, unknown: Collection[int]) -> None:
-        """Compare the micro-batches' tokens with those of the epoch. What nobody signed is the rest
-        of it; a sum that does not fit leaves the whole epoch unsigned."""
+    def _close(self, known: int, unknown: Sequence[int]) -> None:
+        """Account for the micro-batches without a size: together they are the rest of the
+        epoch."""
         account = self._account
         rest = account.tokens - known
-        if rest < 0 or (rest and not unknown):
-            text = f"its micro-batches have {known} tokens, and {account.tokens} were committed"
-            origins = self._origins(self._paths)
-            for origin in origins:
-                account.refuse(Ground.SUM, origin, text)
-            account.receipts.clear()
-            account.left_out.clear()
-            account.unsigned.clear()
-            unknown = self._paths
-            rest = account.tokens
         if not rest:
             return
         workers = defaultdict[int, set[PeerId]](set)
         for index in unknown:
             for stage, peer in self._planned(self._paths[index]).items():
                 workers[stage].add(peer)
-        silent = self._origins(unknown)
+        silent = self._origins(i for i in unknown if i not in self._cleared)
         for stage in account.stages:
             account.unsigned[Gap(stage, tuple(sorted(workers[stage])), silent)] += rest
 
     def _origins(self, indices: Iterable[int]) -> tuple[PeerId, ...]:
         return tuple(sorted({self._paths[i].origin for i in indices}))
+
+
+def _sizes(rows: Mapping[PeerId, Row]) -> set[int]:
+    """The sizes of a micro-batch, as its signers say."""
+    return {tokens for tokens, _, _ in rows.values()}
 
 
 def names(peers: Collection[PeerId], most: int = 4) -> str:

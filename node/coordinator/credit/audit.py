@@ -8,17 +8,21 @@ certificate proves all earlier epochs in a row, and with each next plan the toke
 before counted. In the same way a statement names the signer's statement before by hash, so one
 signature proves all earlier ones in a row.
 
+Records are loaded once to find their epochs, and once more when their epoch is audited: a file may
+inflate to more than fits into memory.
+
 Voters are whom the plan names. Anybody can make up a history with voters of their own, so files
 have an order: of two histories of one epoch, the one in the earlier file counts.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from node.consensus.voters import is_majority
-from node.consensus.votes import Certificate, CheckSignature, signing_domain
-from node.coordinator.credit.account import Account, Ground, Refused, settle
+from node.consensus.votes import Certificate, CheckSignature, proof, signing_domain
+from node.coordinator.credit.account import NOBODY, Account, Ground, Refused, settle
 from node.coordinator.credit.record import EpochRecord
 from node.coordinator.credit.statement import Signed, Statement, work_domain
 from node.core.errors import WireError
@@ -27,6 +31,14 @@ from node.core.journey import Plan, Version
 
 Key = tuple[CellId, Version]
 """A cell, and the version that one of its epochs made."""
+
+
+class Source(Protocol):
+    """A record, or a place that it is loaded from."""
+
+    def load(self) -> EpochRecord:
+        """The record."""
+        ...
 
 
 @dataclass
@@ -84,26 +96,42 @@ class RunAudit:
         return sum(sum(a.left_out.values()) for a in self.accounts)
 
 
-def audit(files: Iterable[Iterable[EpochRecord]], check: CheckSignature) -> dict[str, RunAudit]:
+def audit(files: Iterable[Iterable[Source]], check: CheckSignature) -> dict[str, RunAudit]:
     """Audit the records of files, by run; the file that is trusted most comes first. The same epoch
     may be in files of several peers: statements are put together, each counts once."""
-    runs: dict[str, list[tuple[int, EpochRecord]]] = {}
-    for number, records in enumerate(files):
-        for record in records:
-            runs.setdefault(record.run, []).append((number, record))
-    return {run: _Auditing(run, found, check).audited() for run, found in sorted(runs.items())}
+    runs: dict[str, _Auditing] = {}
+    for number, sources in enumerate(files):
+        for source in sources:
+            record = source.load()
+            if record.run not in runs:
+                runs[record.run] = _Auditing(record.run, check)
+            runs[record.run].add(number, source, record)
+    return {run: auditing.audited() for run, auditing in sorted(runs.items())}
+
+
+@dataclass
+class _Found:
+    """An epoch as it was found: ``file``: number of the first file that has it; ``claimed``: tokens
+    that records say; ``sources``: of its records."""
+
+    file: int
+    number: int
+    leader: PeerId
+    claimed: set[int] = field(default_factory=set)
+    sources: list[Source] = field(default_factory=list)
 
 
 @dataclass
 class _Epoch:
-    """One epoch, put together from records. ``file``: number of the first file that has it."""
+    """One epoch, put together from records."""
 
-    file: int
     plan: Plan
     made: Version
     dropped: tuple[int, ...]
-    claimed: set[int] = field(default_factory=set)
-    certificates: list[Certificate] = field(default_factory=list)
+    claimed: set[int]
+    certificates: dict[Hashable, Certificate] = field(default_factory=dict)
+    """Certificates by their proofs: of one version, several files order the ballots
+    differently."""
     signed: dict[PeerId, dict[Signed, None]] = field(default_factory=dict)
     """Statements by the signers that they name, each once."""
 
@@ -111,42 +139,53 @@ class _Epoch:
 class _Auditing:
     """The audit of one run under way."""
 
-    def __init__(
-        self, run: str, records: Iterable[tuple[int, EpochRecord]], check: CheckSignature
-    ) -> None:
+    def __init__(self, run: str, check: CheckSignature) -> None:
         self._check = check
         self._run = run
         self._audit = RunAudit(run)
-        self._epochs: dict[Key, _Epoch] = {}
-        for file, record in records:
-            self._add(file, record)
-        self._proven: dict[Key, Plan] = {}
-        """Versions that a counted epoch starts from, each with the plan of that epoch."""
+        self._found: dict[Key, _Found] = {}
+        self._proven: dict[Key, int] = {}
+        """Versions that a counted epoch starts from, each with the tokens that its plan says were
+        counted before."""
         self._counted: dict[tuple[CellId, int], Version] = {}
         """The version that counts, of each epoch of a cell."""
         self._vouched: dict[PeerId, set[bytes]] = {}
         """Hashes of statements that a checked statement of the same signer names."""
 
-    def _add(self, file: int, record: EpochRecord) -> None:
-        key = (record.plan.cell_id, record.made)
-        epoch = self._epochs.get(key)
-        if epoch is None:
-            epoch = self._epochs[key] = _Epoch(file, record.plan, record.made, record.dropped)
-        epoch.claimed.add(record.tokens)
-        if record.certificate is not None and record.certificate not in epoch.certificates:
-            epoch.certificates.append(record.certificate)
-        for signed in record.signed:
-            epoch.signed.setdefault(signed.peer, {})[signed] = None
+    def add(self, file: int, source: Source, record: EpochRecord) -> None:
+        """Take a record of a file into the audit; ``source``: it is loaded from there again."""
+        plan = record.plan
+        key = (plan.cell_id, record.made)
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = _Found(file, plan.epoch, plan.leader)
+        found.claimed.add(record.tokens)
+        found.sources.append(source)
+
+    @staticmethod
+    def _together(found: _Found) -> _Epoch:
+        """All that the records of an epoch say."""
+        epoch: _Epoch | None = None
+        for source in found.sources:
+            record = source.load()
+            if epoch is None:
+                epoch = _Epoch(record.plan, record.made, record.dropped, found.claimed)
+            if record.certificate is not None:
+                epoch.certificates.setdefault(proof(record.certificate), record.certificate)
+            for signed in record.signed:
+                epoch.signed.setdefault(signed.peer, {})[signed] = None
+        assert epoch is not None
+        return epoch
 
     def audited(self) -> RunAudit:
         """Check everything, the newest epochs first."""
         a = self._audit
         by_epoch: dict[int, list[Key]] = {}
-        for key, epoch in self._epochs.items():
-            by_epoch.setdefault(epoch.plan.epoch, []).append(key)
+        for key, found in self._found.items():
+            by_epoch.setdefault(found.number, []).append(key)
         for number in sorted(by_epoch, reverse=True):
             for key in sorted(by_epoch[number], key=self._rank):
-                self._audit_epoch(key, self._epochs[key])
+                self._audit_epoch(key, self._together(self._found[key]))
         a.accounts.reverse()
         made = {(cell, version) for (cell, _), version in self._counted.items()}
         a.rows = sum(key not in made for key in self._proven)
@@ -156,7 +195,7 @@ class _Auditing:
     def _rank(self, key: Key) -> tuple[int, bool, Key]:
         """Order of the histories of one epoch: by their files, in one file first the history that
         more epochs were built on."""
-        return self._epochs[key].file, key not in self._proven, key
+        return self._found[key].file, key not in self._proven, key
 
     def _audit_epoch(self, key: Key, epoch: _Epoch) -> None:
         a = self._audit
@@ -173,20 +212,21 @@ class _Auditing:
             text = f"two histories of {short_cell(cell) or 'the run'} have it, and one counts"
             self._refuse(Ground.DOUBLE, epoch, text)
             return
-        tokens = self._tokens(epoch, self._proven.get(key))
-        self._proven[cell, epoch.plan.base] = epoch.plan
-        account = settle(epoch.plan, made, epoch.dropped, tokens, self._statements(epoch))
+        statements = self._statements(epoch)
+        tokens = self._tokens(epoch, self._proven.get(key), statements)
+        self._proven[cell, epoch.plan.base] = epoch.plan.tokens
+        account = settle(epoch.plan, made, epoch.dropped, tokens, statements)
         a.refused += account.refused
         a.accounts.append(account)
 
     def _refuse(self, ground: Ground, epoch: _Epoch, text: str, peer: PeerId | None = None) -> None:
-        about = peer or epoch.plan.leader
+        about = epoch.plan.leader if peer is None else peer
         self._audit.refused.append(Refused(ground, about, epoch.plan.epoch, text))
 
     # ----------------------------------------------------------- certificates
 
     def _certified(self, epoch: _Epoch) -> bool:
-        return any(self._proves(c, epoch) for c in epoch.certificates)
+        return any(self._proves(c, epoch) for c in epoch.certificates.values())
 
     def _proves(self, c: Certificate, epoch: _Epoch) -> bool:
         """Return True if a majority of the plan's voters has signed this certificate."""
@@ -202,16 +242,26 @@ class _Auditing:
                     agreed.add(ballot.peer)
         return is_majority(voters, agreed)
 
-    def _tokens(self, epoch: _Epoch, follower: Plan | None) -> int:
-        """Tokens that the epoch counted. ``follower``: the certified plan that starts from its
-        version, and says it. Without one the writers of the records say it; where they differ, the
-        least counts."""
+    def _tokens(
+        self, epoch: _Epoch, until: int | None, statements: Mapping[PeerId, Statement]
+    ) -> int:
+        """Tokens that the epoch counted. ``until``: tokens that were counted until its end, as the
+        certified plan says that starts from its version. Without one the statements of members of
+        the plan say it, by most of them, and without statements the records. The least of several
+        numbers counts that are said equally often."""
         tokens = min(epoch.claimed)
-        if follower is not None:
-            tokens = max(0, follower.tokens - epoch.plan.tokens)
+        members = {m.peer for m in epoch.plan.members}
+        said = Counter(
+            s.tokens for p, s in statements.items() if p in members and s.made == epoch.made
+        )
+        if until is not None:
+            tokens = max(0, until - epoch.plan.tokens)
+        elif said:
+            tokens = max(sorted(said), key=said.__getitem__)
         if epoch.claimed != {tokens}:
             wrong = max(epoch.claimed - {tokens})
-            self._refuse(Ground.SUM, epoch, f"a record says {wrong} tokens, {tokens} count")
+            text = f"a record says {wrong} tokens, {tokens} count"
+            self._refuse(Ground.SUM, epoch, text, NOBODY)
         return tokens
 
     # ----------------------------------------------------------- statements

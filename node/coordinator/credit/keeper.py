@@ -4,7 +4,8 @@ records for the book, journal events. Never: a decision of the epoch; an account
 (:mod:`node.coordinator.credit.account`)."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -19,6 +20,7 @@ from node.coordinator.credit.statement import (
     work_domain,
 )
 from node.coordinator.kit import Kit
+from node.coordinator.shared_note import PlanBytes, SharedNote
 from node.core.errors import WireError
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version
@@ -31,6 +33,8 @@ ADDRESSED = 32 << 10
 """Bytes of statements that a leader adds to a plan for one member."""
 SAY_EVERY_S = 60.0
 """Seconds between two events about work without a receipt."""
+MOST_SAID = 8
+"""Peers that an event names."""
 
 
 Collected = tuple[Signed, frozenset[int]]
@@ -150,17 +154,19 @@ class Credit:
         if leads:
             signed = [s for s, _ in self._of(pending.plan.hash).values()]
         elif receipts is not None:
-            signed = self._received(receipts)
+            signed = self._received(pending.plan, receipts)
         if pending.own is not None and pending.own not in signed:
             signed.append(pending.own)
         done = self._settle(pending, signed, certificate, leads)
         self._kit.tasks.spawn(done, "receipts")
 
-    def _received(self, note: pb.ReceiptsNote) -> list[Signed]:
+    def _received(self, plan: Plan, note: pb.ReceiptsNote) -> list[Signed]:
+        """The statements about the epoch of ``plan`` that came with the next one."""
         try:
             return [Signed.of(r) for r in note.receipts]
         except WireError as e:
-            self._say(Refused(Ground.MALFORMED, self._kit.me, 0, str(e)))
+            malformed = Refused(Ground.MALFORMED, plan.leader, plan.epoch, str(e))
+            self._say_refused(plan.epoch, [malformed])
             return []
 
     async def _settle(
@@ -175,8 +181,8 @@ class Credit:
         kit = self._kit
         async with self._order:
             account, why = await asyncio.to_thread(self._settled, pending, signed, certificate)
+        self._say_refused(account.epoch, account.refused)
         for refused in account.refused:
-            self._say(refused)
             if leads and refused.ground is Ground.FORGED:
                 # Each member has sent its statement itself.
                 kit.transport.fault(refused.peer, f"a statement of work: {refused.text}", 1.0)
@@ -206,32 +212,29 @@ class Credit:
         self, pending: Pending, signed: Sequence[Signed], certificate: Certificate | None
     ) -> tuple[Account, str]:
         """The account of an epoch, and the reason why its record was not written. Blocks."""
-        domain = work_domain(self._kit.facts.run_id)
-        good = list[Signed]()
+        facts = self._kit.facts
+        domain = work_domain(facts.run_id)
         refused = list[tuple[Ground, PeerId, str]]()
-        statements: dict[PeerId, Statement] = {}
+        good: dict[Signed, Statement] = {}
         for each in signed:
             if not is_signed(self._identity, each.peer, each.said, each.signature, domain):
                 refused.append((Ground.FORGED, each.peer, "its signature is wrong"))
                 continue
             try:
-                statements[each.peer] = Statement.parse(each.said)
+                good[each] = Statement.parse(each.said)
             except WireError as e:
                 refused.append((Ground.MALFORMED, each.peer, str(e)))
-                continue
-            good.append(each)
-        plan = pending.plan
-        account = settle(plan, pending.made, pending.dropped, pending.tokens, statements)
+        p = pending
+        whole = EpochRecord(facts.run_id, p.plan, p.dropped, p.tokens, certificate, tuple(good))
+        record = whole.fitting()
+        # A statement without room in the record confirms nothing in the account either.
+        statements = {each.peer: good[each] for each in record.signed}
+        account = settle(p.plan, p.made, p.dropped, p.tokens, statements)
         for about in refused:
             account.refuse(*about)
-        record = EpochRecord(
-            self._kit.facts.run_id,
-            plan,
-            pending.dropped,
-            pending.tokens,
-            certificate,
-            tuple(good),
-        )
+        for each in good.keys() - set(record.signed):
+            text = f"its statement of {len(each.said)} bytes has no room in the record"
+            account.refuse(Ground.ROOM, each.peer, text)
         # Also without a statement: the row of plans proves what the epochs before have counted.
         return account, self._written(record)
 
@@ -269,37 +272,52 @@ class Credit:
             return {}
         return statements
 
-    def addressed(self, note: pb.Note, before: Plan | None, peer: PeerId) -> pb.Note:
-        """A plan's note as it is sent to one member: with the statements about the epoch of
-        ``before`` that name the member, as far as there is room."""
-        if peer == self._kit.me:
-            return note
-        made = pb.Note()
-        made.CopyFrom(note)
-        made.plan.receipts.SetInParent()
-        if before is None:
-            return made
-        place = next((i for i, m in enumerate(before.members) if m.peer == peer), -1)
-        room = min(ADDRESSED, SIZES["v1.Note"] - note.ByteSize() - 64)
-        for signed in _naming(place, self._of(before.hash).values()):
-            receipt = signed.note()
-            room -= receipt.ByteSize() + 8
-            if room < 0:
-                break
-            made.plan.receipts.receipts.append(receipt)
-        return made
+    def addressed(self, note: pb.Note, before: Plan | None) -> Callable[[PeerId], SharedNote]:
+        """A plan's note as it is sent to each other member: with the statements about the epoch of
+        ``before`` that name the member, where there is room. All share the bytes of the plan."""
+        shared = PlanBytes(note)
+        places: dict[PeerId, int] = {}
+        statements: Mapping[PeerId, Collected] = {}
+        if before is not None:
+            places = {m.peer: i for i, m in enumerate(before.members)}
+            statements = self._of(before.hash)
+        most = min(ADDRESSED, SIZES["v1.Note"] - note.ByteSize() - 64)
+
+        def to(peer: PeerId) -> SharedNote:
+            receipts = pb.ReceiptsNote()
+            room = most
+            for signed in _naming(places.get(peer, -1), statements.values()):
+                receipt = signed.note()
+                room -= receipt.ByteSize() + 8
+                if room < 0:
+                    break
+                receipts.receipts.append(receipt)
+            return SharedNote(shared, receipts)
+
+        return to
 
     # ----------------------------------------------------------- for people
 
-    def _say(self, refused: Refused) -> None:
+    def _say_refused(self, epoch: int, refused: Sequence[Refused]) -> None:
+        """Log the refusals of an epoch in one line: a peer can cause one for each micro-batch."""
+        if not refused:
+            return
+        first = refused[0]
+        text = f"{first.ground.value}: {first.text}"
+        if first.peer:
+            text = f"{first.ground.value}: {short(first.peer)}: {first.text}"
+        if len(refused) > 1:
+            text += f"; and {len(refused) - 1} more"
+        peers = Counter(r.peer for r in refused if r.peer)
         self._kit.journal.emit(
             "training",
             "receipt-refused",
-            f"{refused.ground.value}: {short(refused.peer)}: {refused.text}",
+            text,
             "warning",
-            epoch=refused.epoch,
-            peer=refused.peer,
-            ground=refused.ground.value,
+            epoch=epoch,
+            count=len(refused),
+            grounds=dict(Counter(r.ground.value for r in refused)),
+            peers=[peer for peer, _ in peers.most_common(MOST_SAID)],
         )
 
     def _say_unsigned(self, account: Account) -> None:
@@ -316,7 +334,7 @@ class Credit:
             f"{names(silent)} did not confirm them",
             epoch=account.epoch,
             tokens=unsigned,
-            peers=silent[:8],
+            peers=silent[:MOST_SAID],
         )
 
 

@@ -25,6 +25,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from node.coordinator.shared_note import SharedNote
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.core.patience import Patience
@@ -357,9 +358,12 @@ class Channel:
         self._peer = peer
 
     def unary_unary(self, method: str, *coders: Any, **more: Any) -> Any:
-        return lambda request, timeout=None: Call(
-            self._here, self._peer, method, (request,), timeout
-        )
+        def begin(request: Any, timeout: float | None = None) -> Call:
+            if isinstance(request, SharedNote):
+                request = request.whole()
+            return Call(self._here, self._peer, method, (request,), timeout)
+
+        return begin
 
     unary_stream = unary_unary
 

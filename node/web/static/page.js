@@ -368,7 +368,7 @@ function tabulatePeers(peers, several) {
     const reached = peer.path + (peer.via ? " by " + peer.via : "");
     const cells = [[peer.name], [peer.id], [peer.said], [peer.place],
       [reached + (peer.sent ? ", " + peer.sent : "")], [peer.rtt, 1], [peer.speed, 1],
-      [String(peer.epoch), 1], [peer.version]];
+      [peer.epoch ? String(peer.epoch) : "-", 1], [peer.version]];
     if (several) cells.splice(2, 0, [peer.cell === "all" ? "-" : peer.cell.slice(0, 6)]);
     return row(cells, peer.self ? "self" : "");
   }));

@@ -1,0 +1,63 @@
+"""Sizes, number formats and places of the micro-batches in the plan in force."""
+
+from node.core.ids import PeerId
+from node.pipeline.events import Direction, Key
+from node.pipeline.frames import FrameShape
+from node.pipeline.machine import PipelineMachine
+from node.pipeline.route import wire_of
+from node.pipeline.visit_buffers import StageMath
+
+
+class PlannedWork:
+    """Answers about planned micro-batches as this peer sees them: the plan is the machine's, the
+    size of a graph is as ``math`` has measured it."""
+
+    def __init__(
+        self, me: PeerId, machine: PipelineMachine, shape: FrameShape, math: StageMath
+    ) -> None:
+        self._me = me
+        self._machine = machine
+        self.shape = shape
+        self._math = math
+
+    def shape_of(self, index: int) -> tuple[int, ...]:
+        """(B, T, D) of a planned micro-batch."""
+        path = self._machine.paths.get(index)
+        return (len(path.samples) if path else 0, self.shape.length, self.shape.width)
+
+    def cost(self, index: int, *, graph: bool = True) -> int:
+        """Bytes one micro-batch keeps here: its input, its output, and its autograd graph once its
+        size is known. Without ``graph``: for a micro-batch back at its origin, because its graph is
+        counted where it began."""
+        shape = self.shape_of(index)
+        kept = self._math.graph_bytes.get(shape, 0) if graph else 0
+        return self.shape.kept(shape[0], shape[1]) + kept
+
+    def first_cost(self) -> int:
+        """Bytes that the plan's first micro-batch keeps here with its graph; 0 if the size of the
+        graph is not known yet."""
+        plan = self._machine.plan
+        if plan is None or not plan.paths:
+            return 0
+        index = plan.paths[0].index
+        if self.shape_of(index) not in self._math.graph_bytes:
+            return 0
+        return self.cost(index)
+
+    def wire_of(self, index: int, position: int, way: Direction) -> str:
+        """Number format in which the hop at ``position`` sends its tensor of ``way``: the same for
+        its sender and its receiver, whoever has taken a hop's place."""
+        path = self._machine.paths.get(index)
+        plan = self._machine.plan
+        if plan is None or path is None:
+            return self.shape.wire
+        return wire_of(plan, path, position, way) or self.shape.wire
+
+    def wires_of(self, key: Key) -> dict[Direction, str]:
+        """Number formats of the tensors that a visit sends."""
+        return {way: self.wire_of(key.index, key.position, way) for way in Direction}
+
+    def at_origin(self, key: Key) -> bool:
+        """Return True if the micro-batch began at this peer."""
+        path = self._machine.paths.get(key.index)
+        return path is not None and path.origin == self._me

@@ -1,0 +1,12 @@
+"""The two receipts of a stream, as its receiver writes them."""
+
+from typing import Any
+
+from protos import pipeline_pb2 as pb
+
+
+async def say(context: Any, verdict: int, reason: str = "", waited_s: float = 0.0) -> None:
+    """Send one receipt."""
+    receipt = pb.Receipt(reason=reason, waited_s=waited_s)
+    receipt.verdict = verdict  # pyright: ignore[reportAttributeAccessIssue] - an enum's int
+    await context.write(receipt)

@@ -1,0 +1,72 @@
+"""Shares of the parameter gradients, from the visit that made one to the sum of an epoch."""
+
+import asyncio
+
+from torch import Tensor
+
+from node.core.errors import OutOfResources
+from node.model.device import out_of_memory
+from node.pipeline.device import Priority
+from node.pipeline.events import Key
+from node.pipeline.gradients import GradientSum
+from node.pipeline.hops.ports import Host
+from node.pipeline.hops.stash import Stash
+from node.pipeline.origin import Origin
+
+
+class CountedShares:
+    """Adds the shares that count to ``gradients``, on the device thread."""
+
+    def __init__(self, host: Host, stash: Stash, origin: Origin, gradients: GradientSum) -> None:
+        self._host = host
+        self._stash = stash
+        self._origin = origin
+        self._gradients = gradients
+        self.tokens: dict[int, int] = {}
+        """Tokens of each micro-batch of the plan that counts here."""
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of this epoch with a share that counts here."""
+        return self._gradients.micro_batches
+
+    def reset(self) -> None:
+        """Another plan is in force."""
+        self.tokens.clear()
+        self._gradients.reset()
+
+    def commit(self, key: Key) -> None:
+        """Count the share of a visit."""
+        work = self._stash.get(key)
+        if work is None:
+            return
+        # At the origin the loss, which knows the tokens, is at the end of the journey.
+        last = None if key.position else self._origin.at_last(key)
+        ends = (work,) if last is None else (last, work)
+        shares = [w.share for w in ends if w.share is not None]
+        work.share = None
+        self.tokens[key.index] = ends[0].tokens
+        self._gradients.offer(shares, ends[0].tokens)
+        adding = self._host.device.enqueue(Priority.COMMIT, self._gradients.drain)
+        asyncio.wrap_future(adding).add_done_callback(self._added)
+
+    def _added(self, adding: asyncio.Future[None]) -> None:
+        if not adding.cancelled() and (error := adding.exception()) is not None:
+            self._host.telemetry.emit(
+                "gradients-not-added",
+                f"gradients could not be added, which is tried again: {error}",
+                "error",
+            )
+
+    async def whole(self) -> tuple[dict[str, Tensor], int]:
+        """(sums of the shares that count by parameter name, the tokens behind them). Raises
+        OutOfResources if there is no memory for the sums."""
+        try:
+            return await asyncio.to_thread(self._gradients.whole)
+        except (RuntimeError, MemoryError) as e:
+            if not out_of_memory(e):
+                raise
+            raise OutOfResources(
+                f"no memory for the gradients of an epoch: {e}",
+                "free memory of the device, or host another stage (--stage)",
+            ) from e
