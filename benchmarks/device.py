@@ -1,7 +1,7 @@
 """Fewer bytes between stages: tokens per second on slow lines, held-out loss, and cost of the codec
 for int8 and int4 beside bf16.
 
-    python -m benchmarks.device [--only speed,loss,codec,4] [--quick] [--json -]
+    python -m benchmarks.device [--only speed,loss,codec,4,5] [--quick] [--json -]
 
 speed: swarms of two daemons, ends and one block stage, each in a network namespace of its own, with
 a line of 3 Mbit/s and 100 ms each way between them (needs root; packets are delayed and paced by
@@ -9,7 +9,8 @@ the hub of ``testbed/networks/wan.py``). One swarm for each format, and one whos
 The busy share of the bf16 swarm's line shows that the line is the limit. loss: models of four
 stages in one process, whose activations and gradients go through the codec of the daemons at every
 boundary; three seeds for each format. codec: seconds of encoding, checking and decoding, on one
-thread. 4: the optimizer's step over two ranks of a box (``benchmarks/ranks.py``).
+thread. 4: the optimizer's step over two ranks of a box (``benchmarks/ranks.py``). 5: the tunnels of
+:mod:`benchmarks.tunnels`.
 
 Takes 20 minutes, with --quick 5.
 """
@@ -26,8 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import ranks
+from benchmarks import ranks, tunnels
 from benchmarks.report import Report, chosen, command_line
+from benchmarks.shared.parts import run_part
 from node.core.ids import ENDS
 from node.manifest import Manifest, amended
 from node.model.documents import ends_of, lengths_of
@@ -43,7 +45,7 @@ from testbed.reference.swarm import Reference
 from testbed.reference.unsplit import Unsplit
 
 ITEM = "1"
-PARTS = ("speed", "loss", "codec", ranks.ITEM)
+PARTS = ("speed", "loss", "codec", ranks.ITEM, "5")
 RATE_BPS = 3e6
 DELAY_S = 0.1
 BUSY = 0.9
@@ -389,7 +391,9 @@ def rows(
     """Measure and add the rows. ``root`` is not used: swarms have folders of their own."""
     if ranks.ITEM in only:
         ranks.rows(report, quick)
-    if not {*only} - {ranks.ITEM}:
+    if "5" in only:
+        run_part(report, "5 tunnels", tunnels.rows)
+    if not {*only} - {ranks.ITEM, "5"}:
         return
     began = time.monotonic()
     if "codec" in only:

@@ -103,12 +103,14 @@ class PingAnswer(_message.Message):
     def __init__(self, nonce: _Optional[bytes] = ..., version: _Optional[str] = ..., name: _Optional[str] = ..., time: _Optional[float] = ...) -> None: ...
 
 class ReachAnswer(_message.Message):
-    __slots__ = ("seen", "open")
+    __slots__ = ("seen", "open", "bypass")
     SEEN_FIELD_NUMBER: _ClassVar[int]
     OPEN_FIELD_NUMBER: _ClassVar[int]
+    BYPASS_FIELD_NUMBER: _ClassVar[int]
     seen: str
     open: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, seen: _Optional[str] = ..., open: _Optional[_Iterable[int]] = ...) -> None: ...
+    bypass: int
+    def __init__(self, seen: _Optional[str] = ..., open: _Optional[_Iterable[int]] = ..., bypass: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("code", "reason", "again_s", "place")

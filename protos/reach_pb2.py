@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/reach.proto\x12\x08tutti.v1\"\x81\x01\n\x08RelayAsk\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tadmission\x18\x02 \x01(\x0c\x12$\n\x07reserve\x18\x03 \x01(\x0b\x32\x11.tutti.v1.ReserveH\x00\x12$\n\x07\x63onnect\x18\x04 \x01(\x0b\x32\x11.tutti.v1.ConnectH\x00\x42\x06\n\x04what\"\t\n\x07Reserve\")\n\x07\x43onnect\x12\x0e\n\x06target\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t\".\n\x0bRelayAnswer\x12\x0f\n\x07granted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\")\n\x07Relayed\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t\"\x1d\n\x08PunchAsk\x12\x11\n\taddresses\x18\x01 \x03(\t\"B\n\x0bPunchAnswer\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x11\n\taddresses\x18\x03 \x03(\tb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x12protos/reach.proto\x12\x08tutti.v1\"\x81\x01\n\x08RelayAsk\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x11\n\tadmission\x18\x02 \x01(\x0c\x12$\n\x07reserve\x18\x03 \x01(\x0b\x32\x11.tutti.v1.ReserveH\x00\x12$\n\x07\x63onnect\x18\x04 \x01(\x0b\x32\x11.tutti.v1.ConnectH\x00\x42\x06\n\x04what\"\t\n\x07Reserve\")\n\x07\x43onnect\x12\x0e\n\x06target\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t\"L\n\x0bRelayAnswer\x12\x0f\n\x07granted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\r\x12\x0e\n\x06ticket\x18\x04 \x01(\x0c\"G\n\x07Relayed\x12\x0e\n\x06source\x18\x01 \x01(\t\x12\x0e\n\x06stream\x18\x02 \x01(\t\x12\x0c\n\x04port\x18\x03 \x01(\r\x12\x0e\n\x06ticket\x18\x04 \x01(\x0c\"<\n\tBypassAsk\x12\x0e\n\x06ticket\x18\x01 \x01(\x0c\x12\x0c\n\x04port\x18\x02 \x01(\r\x12\x11\n\taddresses\x18\x03 \x03(\t\"C\n\x0c\x42ypassAnswer\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x11\n\taddresses\x18\x03 \x03(\t\"\x1d\n\x08PunchAsk\x12\x11\n\taddresses\x18\x01 \x03(\t\"B\n\x0bPunchAnswer\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x11\n\taddresses\x18\x03 \x03(\tb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,11 +38,15 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONNECT']._serialized_start=175
   _globals['_CONNECT']._serialized_end=216
   _globals['_RELAYANSWER']._serialized_start=218
-  _globals['_RELAYANSWER']._serialized_end=264
-  _globals['_RELAYED']._serialized_start=266
-  _globals['_RELAYED']._serialized_end=307
-  _globals['_PUNCHASK']._serialized_start=309
-  _globals['_PUNCHASK']._serialized_end=338
-  _globals['_PUNCHANSWER']._serialized_start=340
-  _globals['_PUNCHANSWER']._serialized_end=406
+  _globals['_RELAYANSWER']._serialized_end=294
+  _globals['_RELAYED']._serialized_start=296
+  _globals['_RELAYED']._serialized_end=367
+  _globals['_BYPASSASK']._serialized_start=369
+  _globals['_BYPASSASK']._serialized_end=429
+  _globals['_BYPASSANSWER']._serialized_start=431
+  _globals['_BYPASSANSWER']._serialized_end=498
+  _globals['_PUNCHASK']._serialized_start=500
+  _globals['_PUNCHASK']._serialized_end=529
+  _globals['_PUNCHANSWER']._serialized_start=531
+  _globals['_PUNCHANSWER']._serialized_end=597
 # @@protoc_insertion_point(module_scope)

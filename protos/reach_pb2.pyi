@@ -31,20 +31,48 @@ class Connect(_message.Message):
     def __init__(self, target: _Optional[str] = ..., stream: _Optional[str] = ...) -> None: ...
 
 class RelayAnswer(_message.Message):
-    __slots__ = ("granted", "reason")
+    __slots__ = ("granted", "reason", "port", "ticket")
     GRANTED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     granted: bool
     reason: str
-    def __init__(self, granted: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...
+    port: int
+    ticket: bytes
+    def __init__(self, granted: _Optional[bool] = ..., reason: _Optional[str] = ..., port: _Optional[int] = ..., ticket: _Optional[bytes] = ...) -> None: ...
 
 class Relayed(_message.Message):
-    __slots__ = ("source", "stream")
+    __slots__ = ("source", "stream", "port", "ticket")
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     STREAM_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    TICKET_FIELD_NUMBER: _ClassVar[int]
     source: str
     stream: str
-    def __init__(self, source: _Optional[str] = ..., stream: _Optional[str] = ...) -> None: ...
+    port: int
+    ticket: bytes
+    def __init__(self, source: _Optional[str] = ..., stream: _Optional[str] = ..., port: _Optional[int] = ..., ticket: _Optional[bytes] = ...) -> None: ...
+
+class BypassAsk(_message.Message):
+    __slots__ = ("ticket", "port", "addresses")
+    TICKET_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    ticket: bytes
+    port: int
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, ticket: _Optional[bytes] = ..., port: _Optional[int] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class BypassAnswer(_message.Message):
+    __slots__ = ("accepted", "reason", "addresses")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    ADDRESSES_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    reason: str
+    addresses: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PunchAsk(_message.Message):
     __slots__ = ("addresses",)

@@ -39,7 +39,12 @@ START_S = 180.0
 PATIENCE_S = 85.0
 """A child that was asked to end and has not ended by then is killed. It writes a checkpoint first,
 for at most :data:`node.app.peer.KEEP_S`."""
-OWN_PORTS = {"transport.p2p_port": 0, "transport.grpc_port": 0, "transport.announce": ""}
+OWN_PORTS = {
+    "transport.p2p_port": 0,
+    "transport.grpc_port": 0,
+    "transport.bypass_port": 0,
+    "transport.announce": "",
+}
 """Settings that daemons on one machine cannot share, whatever their environment says."""
 OF_PARENT = {
     "availability.idle_only": 0,

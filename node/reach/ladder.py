@@ -5,6 +5,8 @@ Never: the attempt itself (that is :mod:`node.transport.ways.lines`)."""
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 
+from node.core.version import BYPASS_SINCE
+
 AGAIN_S = 5.0
 """First pause, in seconds, after an attempt that failed; it doubles with every failure."""
 LONGEST_S = 300.0
@@ -47,6 +49,51 @@ class ClimbAttempt(Enum):
     """A libp2p connection opened from both sides at the same time."""
     TUNNEL = "tunnel"
     """A gRPC connection through the libp2p connection there is."""
+    BYPASS = "bypass"
+    """A TCP connection for gRPC on the present rung, which libp2p arranges and does not carry."""
+
+
+class BypassWay(Enum):
+    """Ways to a TCP connection with a peer that cannot be dialled."""
+
+    CALL_BACK = "call back"
+    """The peer connects to us."""
+    PUNCH = "punch"
+    """Both sides open it at the same moment."""
+    RELAY = "relay"
+    """Both sides connect to the relay."""
+
+
+@dataclass(frozen=True)
+class Outside:
+    """Facts about this peer, as others see it. ``listens``: it listens for connections of bypasses;
+    ``closed``: others cannot dial it; ``keeps_ports``: its router gives the connections from one
+    port the same port outside; ``seen_by``: there is a peer that tells which one; ``punch``: hole
+    punching is allowed."""
+
+    listens: bool = True
+    closed: bool = False
+    keeps_ports: bool = True
+    seen_by: bool = False
+    punch: bool = True
+
+
+def bypass_of(rung: Rung, spoken: int, outside: Outside) -> BypassWay | None:
+    """The way to a TCP connection on ``rung`` with a peer with which protocol version ``spoken`` is
+    spoken; None where there is none, and libp2p goes on carrying the bytes."""
+    if spoken < BYPASS_SINCE:
+        return None
+    if rung is Rung.RELAYED:
+        return BypassWay.RELAY
+    if rung is Rung.PUNCHED:
+        if outside.punch and outside.keeps_ports and outside.seen_by:
+            return BypassWay.PUNCH
+        return None
+    # A peer that has dialled us once can do so again, whatever others can.
+    callable_back = rung is Rung.REVERSED or (rung is Rung.TUNNEL and not outside.closed)
+    if callable_back and outside.listens:
+        return BypassWay.CALL_BACK
+    return None
 
 
 @dataclass
@@ -59,6 +106,8 @@ class Climb:
     """The rung of a tunnel through the libp2p connection there is; NONE where there is none."""
     dialable: bool = False
     """The peer announces addresses for gRPC."""
+    carried: bool = False
+    """libp2p carries the bytes, and there is a way past it."""
     _failures: dict[ClimbAttempt, int] = field(default_factory=dict)
     _next: dict[ClimbAttempt, float] = field(default_factory=dict)
 
@@ -70,6 +119,10 @@ class Climb:
             # Better ways were tried together with this one; both attempts need a moment before
             # another try can differ.
             self._next = {a: now + AGAIN_S for a in (ClimbAttempt.DIAL, ClimbAttempt.CONNECT)}
+        if rung is not self.rung:
+            # Another way past libp2p leads to this rung than to the one before.
+            self._failures.pop(ClimbAttempt.BYPASS, None)
+            self._next.pop(ClimbAttempt.BYPASS, None)
         self.rung = rung
 
     def news(self, now: float) -> None:
@@ -84,6 +137,7 @@ class Climb:
             return None
         worth = {  # in the order in which they are tried
             ClimbAttempt.TUNNEL: self.connected > self.rung,
+            ClimbAttempt.BYPASS: self.carried,
             ClimbAttempt.CONNECT: not self.connected and self.rung < Rung.TUNNEL,
             ClimbAttempt.DIAL: self.dialable and self.rung < Rung.MAPPED,
             ClimbAttempt.PUNCH: self.punch and not self.connected and self.rung is Rung.RELAYED,

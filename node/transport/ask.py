@@ -33,7 +33,8 @@ class Asking:
 
     ``limited(peer)`` is called for a question beyond the limit; ``dialled(peer, ports)`` returns
     the address at which we see a peer and the ports that answer there; ``known(peer)`` returns
-    False for a stranger.
+    False for a stranger; ``bypass_port()`` returns the port at which we tell a connection where it
+    comes from, 0 for none.
     """
 
     def __init__(
@@ -43,12 +44,14 @@ class Asking:
         limited: Callable[[PeerId], None],
         dialled: Callable[[PeerId, Sequence[int]], Awaitable[tuple[str, list[int]]]],
         known: Callable[[PeerId], bool],
+        bypass_port: Callable[[], int] = lambda: 0,
     ) -> None:
         self._streams = streams
         self._facts = facts
         self._limited = limited
         self._dialled = dialled
         self._known = known
+        self._bypass_port = bypass_port
         self._rate = TokenBucket(QUESTIONS_PER_S, QUESTIONS_AT_ONCE)
         self.newcomers = Newcomers()
         self.clocks = PeerClocks(time.monotonic)
@@ -110,7 +113,8 @@ class Asking:
             )
         if kind == "reach":
             seen, ports = await self._dialled(peer, question.reach.ports)
-            return Answer(reach=ReachAnswer(seen=seen, open=ports))
+            bypass = self._bypass_port()
+            return Answer(reach=ReachAnswer(seen=seen, open=ports, bypass=bypass))
         if kind is None or self.answerer is None:
             return _refuse(ExitCode.PROTOCOL, "this question is not understood here")
         try:

@@ -56,7 +56,9 @@ from node.transport.p2p import P2pDaemon
 from node.transport.port import PeerLink, translate
 from node.transport.settings import TransportSettings
 from node.transport.traffic import PAYLOAD, Beside, Moved, Traffic, read_io
-from node.transport.ways import punch, relay, tunnel
+from node.transport.ways import bypass, punch, relay, tunnel
+from node.transport.ways.arrivals import Arrivals
+from node.transport.ways.bypass import Bypass
 from node.transport.ways.lines import Lines
 from node.transport.ways.reachable import Known, Reachable
 from node.transport.ways.relay import UNDER_WAY, Relay
@@ -73,7 +75,7 @@ LOOK_EVERY_S = 4.0
 FEW = 128
 """Descriptors of this process up to which nobody looks."""
 DESCRIPTORS = 8192
-"""Sockets and files that this process may have open. At its limits a relay has some 3,000, and most
+"""Sockets and files that this process may have open. At its limits a relay has some 5,000, and most
 systems begin with 1,024."""
 CALLS = 1024
 """Calls of others that are served at once. Half of them is for strangers."""
@@ -134,6 +136,7 @@ class Transport:
         self._desk = ServiceDesk()
         self._serving = False
         self._tokens = Tokens(established=lambda peer: self.established(peer))
+        self._arrivals = Arrivals()
         self._book = FaultBook()
         self.traffic = Traffic(settings.max_up, settings.max_down)
         """All that this peer sends and receives."""
@@ -174,6 +177,7 @@ class Transport:
             lambda: self._port,
             hashlib.sha256(b"tutti/mapping" + identity.seed()).digest(),
             on_error,
+            lambda: self._arrivals.port,
         )
         self._handshake = Handshake(
             self.p2p,
@@ -197,6 +201,8 @@ class Transport:
             self.traffic,
             established=lambda peer: self.established(peer),
             block=self.p2p.block,
+            arrivals=self._arrivals,
+            outside=self.reachable.bypass_outside,
         )
         self.p2p.established = lambda peer: self.established(peer)
         self.p2p.on_refusal = lambda peer: self.refusals.count("connection", peer)
@@ -210,6 +216,15 @@ class Transport:
             lambda p: self._tokens.knows(p) and not self._banned(p),
             self._carry,
         )
+        self._bypass = Bypass(
+            self.p2p,
+            self._arrivals,
+            self._tunnel_end,
+            self.reachable.host,
+            self.reachable.bypass_outside,
+            self.reachable.observers,
+            lambda: self.reachable.outside().punch,
+        )
         self.relays = Relays(
             self.p2p,
             identity,
@@ -219,7 +234,8 @@ class Transport:
             lambda: facts().admission,
             self.reachable.relays,
             lambda peer, stream: self._welcome(peer, stream, stream),
-            self._tunnel_end.serve,
+            self._tunnel_end,
+            self._bypass,
             journal,
             on_error,
         )
@@ -239,6 +255,8 @@ class Transport:
             self.patience,
             self.traffic,
             self._carry,
+            self._bypass,
+            self.reachable.outside,
         )
         for rung in list(Rung)[1:]:
             metrics.peers.labels(path=rung.word).set_function(partial(self._on_rung, rung))
@@ -246,7 +264,12 @@ class Transport:
         self._punching: set[PeerId] = set()
         self._rate_limit = RateLimitedLog(journal)
         self.asking = Asking(
-            self.p2p, facts, self._limited, self.reachable.dialled, self._tokens.knows
+            self.p2p,
+            facts,
+            self._limited,
+            self.reachable.dialled,
+            self._tokens.knows,
+            self.reachable.bypass_outside,
         )
         self._contention = Contention()
         self._queue_said = float("-inf")
@@ -359,10 +382,18 @@ class Transport:
         except RuntimeError as e:
             option = "--set transport.grpc_port=PORT"
             raise taken(host, port, option, socket.SOCK_STREAM, str(e)) from e
+        check_free(host, settings.bypass_port, "transport.bypass_port")
+        try:
+            self._arrivals.start(settings.host, settings.bypass_port)
+        except OSError as e:
+            option = "--set transport.bypass_port=PORT"
+            why = e.strerror or str(e)
+            raise taken(host, settings.bypass_port, option, socket.SOCK_STREAM, why) from e
         if serve:
             await self.serve()
         self.p2p.add_stream(handshake.STREAM, self._welcome)
         self.p2p.add_stream(tunnel.STREAM, self._tunnel_end.serve)
+        self.p2p.add_stream(bypass.STREAM, self._bypass.serve)
         self.p2p.add_stream(ask.STREAM, self.asking.serve)
         self.p2p.add_stream(relay.RELAY, self.relay.serve)
         self.p2p.add_stream(relay.RELAYED, self.relays.serve, carrier=True)
@@ -400,7 +431,8 @@ class Transport:
     async def close(self) -> None:
         """End every channel, the server and p2pd; calls in flight are cancelled. Safe to call
         twice."""
-        for part in (self.reachable, self.relays, self.lines, self._tasks):
+        parts = (self.reachable, self.relays, self.lines, self._bypass, self._arrivals, self._tasks)
+        for part in parts:
             await part.close()
         await self.stop_serving()
         await self.p2p.close()

@@ -53,6 +53,14 @@ class TransportSettings:
     grpc_port: int = setting(
         0, "TCP port of the gRPC server; 0 picks a free one.", least=0, most=65535
     )
+    bypass_port: int = setting(
+        0,
+        "TCP port at which peers that this one cannot dial connect to it for gRPC, and peers that "
+        "it relays for; 0 picks a free one. Where others cannot dial it, the p2p daemon carries "
+        "these connections, at a third of the speed.",
+        least=0,
+        most=65535,
+    )
     announce: tuple[str, ...] = setting(
         (), "host:port others should dial for gRPC instead of the address it listens on."
     )

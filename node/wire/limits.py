@@ -84,6 +84,8 @@ SIZES: Mapping[str, int] = {
     "v1.Relayed": 4 * KIB,
     "v1.PunchAsk": 4 * KIB,
     "v1.PunchAnswer": 4 * KIB,
+    "v1.BypassAsk": 4 * KIB,
+    "v1.BypassAnswer": 4 * KIB,
     "v1.Note": PLAN + 64 * KIB,
     "v1.WorkNote": WORK,
     "v1.EpochReceipts": PLAN + 64 * KIB,
@@ -202,6 +204,8 @@ LIMITS: Mapping[str, Limit] = {
     "v1.Hello.mapped": Limit(8, NAME),
     "v1.PunchAsk.addresses": Limit(64, NAME),
     "v1.PunchAnswer.addresses": Limit(64, NAME),
+    "v1.BypassAsk.addresses": Limit(4, NAME),
+    "v1.BypassAnswer.addresses": Limit(4, NAME),
     # Forward-only work for peers without the ends.
     "v1.GenerateRequest.prompt": Limit(nbytes=64 * KIB),
     "v1.GenerateRequest.stop": Limit(STOPS, NAME),

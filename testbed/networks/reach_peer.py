@@ -7,7 +7,7 @@ addresses} when it runs, then one for every command read from its standard input
 
     {"do": "look"}                                -> {others: {peer: {reach, relays, room}}, links:
                                                   {peer: path}, standing}
-    {"do": "way", "peer": P}                      -> {path, via, rtt_s, tried} or {error}
+    {"do": "way", "peer": P}                      -> {path, via, bypass, rtt_s, tried} or {error}
     {"do": "fetch", "peer": P, "bytes": n}        -> {seconds, digest, bytes, path} or {error}
     {"do": "fetch_all", "peers": [...], "bytes": n} -> {by peer: the same, all at the same time}
     {"do": "evil", "active": b}                   -> {seen, answers}; its relay is evil from now on,
@@ -198,6 +198,7 @@ class Peer:
             "rtt_s": rtt,
             "tried": self.transport.lines.tried(who),
             "token": token,
+            "bypass": line is not None and line.bypass,
         }
 
     async def do_fetch(self, peer: str, bytes: int) -> dict[str, Any]:

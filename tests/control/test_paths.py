@@ -14,7 +14,7 @@ from node.control.service import ControlService
 from node.core.home import control_socket, fits_socket, socket_target
 from node.core.ids import PeerId
 from node.transport.p2p import RuntimeDirectory
-from node.transport.ways.tunnel import Tunnel
+from node.transport.ways.tunnel import Tunnel, carry_over
 from testbed.fakes.canned_window import CannedWindow
 from tests.control.conftest import ask
 
@@ -79,7 +79,8 @@ async def test_a_tunnel_is_dialled_whatever_the_temporary_directory_is_called(
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     open_stream = partial(asyncio.open_connection, "127.0.0.1", port)
-    tunnel = Tunnel(PeerId("12D3KooWA"), runtime.path / "tunnel-0.sock", open_stream)
+    carry = partial(carry_over, open_stream, None)
+    tunnel = Tunnel(PeerId("12D3KooWA"), runtime.path / "tunnel-0.sock", carry)
     await tunnel.start()
     async with grpc.aio.insecure_channel(tunnel.target) as channel:
         assert await channel.unary_unary("/any/Call")(b"", timeout=30) == b"yes"

@@ -3,7 +3,17 @@ fails."""
 
 import pytest
 
-from node.reach.ladder import AGAIN_S, LONGEST_S, Climb, ClimbAttempt, Rung
+from node.core.version import BYPASS_SINCE
+from node.reach.ladder import (
+    AGAIN_S,
+    LONGEST_S,
+    BypassWay,
+    Climb,
+    ClimbAttempt,
+    Outside,
+    Rung,
+    bypass_of,
+)
 
 
 def relayed(**changes: object) -> Climb:
@@ -86,3 +96,52 @@ def test_a_peer_that_was_lost_begins_anew() -> None:
     climb.reached(Rung.NONE, 100.0)
     climb.reached(Rung.RELAYED, 101.0)
     assert climb.due(101.0) is ClimbAttempt.PUNCH
+
+
+def test_each_kind_of_connection_has_its_way_past_libp2p() -> None:
+    seen = Outside(seen_by=True)
+    ways = {rung: bypass_of(rung, BYPASS_SINCE, seen) for rung in Rung}
+    assert ways == {
+        Rung.NONE: None,
+        Rung.RELAYED: BypassWay.RELAY,
+        Rung.PUNCHED: BypassWay.PUNCH,
+        Rung.REVERSED: BypassWay.CALL_BACK,
+        Rung.TUNNEL: BypassWay.CALL_BACK,
+        Rung.MAPPED: None,
+        Rung.DIRECT: None,
+    }
+    assert not any(bypass_of(rung, BYPASS_SINCE - 1, seen) for rung in Rung)
+
+
+@pytest.mark.parametrize(
+    ("rung", "outside", "way"),
+    [
+        (Rung.TUNNEL, Outside(closed=True), None),
+        (Rung.REVERSED, Outside(closed=True), BypassWay.CALL_BACK),
+        (Rung.REVERSED, Outside(listens=False), None),
+        (Rung.RELAYED, Outside(listens=False, closed=True), BypassWay.RELAY),
+        (Rung.PUNCHED, Outside(seen_by=False), None),
+        (Rung.PUNCHED, Outside(seen_by=True, keeps_ports=False), None),
+        (Rung.PUNCHED, Outside(seen_by=True, punch=False), None),
+    ],
+)
+def test_a_way_past_libp2p_needs_what_it_is_made_of(
+    rung: Rung, outside: Outside, way: BypassWay | None
+) -> None:
+    assert bypass_of(rung, BYPASS_SINCE, outside) is way
+
+
+def test_a_way_past_libp2p_that_failed_is_tried_anew_on_another_rung() -> None:
+    climb = relayed(carried=True)
+    assert climb.due(0.0) is ClimbAttempt.BYPASS
+    for _ in range(9):
+        climb.failed(ClimbAttempt.BYPASS, 0.0)
+    climb.failed(ClimbAttempt.PUNCH, 0.0)
+    assert climb.due(1.0) is None
+    climb.reached(Rung.PUNCHED, 2.0)
+    climb.connected = Rung.PUNCHED
+    assert climb.due(2.0) is ClimbAttempt.BYPASS
+    climb.failed(ClimbAttempt.BYPASS, 2.0)
+    assert climb.due(2.0 + AGAIN_S) is ClimbAttempt.BYPASS
+    climb.carried = False
+    assert climb.due(2.0 + AGAIN_S) is None

@@ -75,6 +75,31 @@ def test_every_pair_of_routers_finds_a_way_and_moves_bytes(tmp_path: Path, forks
         assert ways["symmetric-a", "symmetric-b"] == "relayed"
 
 
+def test_bytes_between_peers_behind_routers_go_past_libp2p(tmp_path: Path, forks: Forks) -> None:
+    hosts = {"hub": "open", "home-a": "home", "home-b": "home", "far": "symmetric"}
+    with Internet(hosts) as net:
+        hub = HostPeer(net, "hub", tmp_path / "hub", forks=forks)
+        peers = {"hub": hub}
+        for name in ("home-a", "home-b", "far"):
+            peers[name] = HostPeer(net, name, tmp_path / name, forks=forks, join=[hub.door])
+        pairs = {
+            ("hub", "home-a"): "reversed",
+            ("home-a", "home-b"): "punched",
+            ("home-a", "far"): "relayed",
+        }
+        for (near, far), path in pairs.items():
+            here = peers[near]
+            there = peers[far]
+
+            def goes_past(here: HostPeer = here, there: HostPeer = there, path: str = path) -> bool:
+                way = here.do(do="way", peer=there.peer)
+                return (way.get("path"), way.get("bypass")) == (path, True)
+
+            wait(f"{path} past libp2p", goes_past)
+            got = here.do(do="fetch", peer=there.peer, bytes=PIECE)
+            assert (got.get("bytes"), got.get("path")) == (PIECE, path)
+
+
 def test_machines_with_the_same_nine_bridges_meet_on_the_lan(tmp_path: Path, forks: Forks) -> None:
     """Each machine has more bridges for containers than a peer may announce addresses. Their
     addresses sort before the LAN's and are the same on both machines."""

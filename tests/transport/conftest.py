@@ -17,12 +17,16 @@ from node.core.clock import SystemClock
 from node.core.ids import PeerId
 from node.core.version import PROTOCOLS
 from node.identity.keys import Identity
+from node.reach.interfaces import free_port
+from node.reach.standing import Standing
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.transport.handshake import Facts
 from node.transport.port import TransportPort, translate
 from node.transport.service import Transport
 from node.transport.settings import TransportSettings
+from node.transport.ways import relays as relays_module
+from node.transport.ways.reachable import Reachable
 from protos import state_pb2, state_pb2_grpc, training_pb2, training_pb2_grpc
 
 HERE = Path(__file__).parent
@@ -98,6 +102,47 @@ async def swarm():
     yield make
     for transport in made:
         await transport.close()
+
+
+CLOSED: set[int] = set()
+"""Peers on loopback that believe that nobody can dial them."""
+
+
+@pytest.fixture
+def standing(monkeypatch):
+    """Peers on loopback can all be dialled; those in CLOSED believe that they cannot."""
+    CLOSED.clear()
+    monkeypatch.setattr(
+        Reachable,
+        "standing",
+        property(lambda self: Standing.CLOSED if id(self) in CLOSED else Standing.OPEN),
+    )
+    monkeypatch.setattr(relays_module, "LOOK_S", 0.1)
+
+
+@pytest.fixture
+def hidden(swarm, standing):
+    """Factory of hidden peers: `make(relays…)` returns a peer whose address nobody knows, with a
+    reservation at each relay."""
+
+    async def make(*relays, **settings):
+        # The announced address has no listener, so that p2pd's own search for peers does not find
+        # the peer either.
+        port = free_port(["127.0.0.1"])
+        peer = await swarm(p2p_port=port, announce=(f"127.0.0.9:{port}",), **settings)
+        CLOSED.add(id(peer.reachable))
+        for relay in relays:
+            assert await peer.p2p.connect(relay.p2p.addresses()[:1]) == {
+                relay.p2p.addresses()[0]: ""
+            }
+            peer.learn(relay.peer_id, relay.p2p.addresses(), room=9)
+        async with asyncio.timeout(20):
+            while len(peer.relays.held) < min(2, len(relays)):
+                await peer.p2p.look()
+                await asyncio.sleep(0.05)
+        return peer
+
+    return make
 
 
 async def tell(source: TransportPort, peer: PeerId, timeout: float = 10.0) -> str:

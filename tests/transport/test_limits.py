@@ -16,7 +16,7 @@ from node.dht.settings import DirectorySettings
 from node.dht.topics import WRITERS as topics_of_the_directory
 from node.transport import ask, handshake
 from node.transport.limits import FAVOUR, KIB, LARGEST, NOTES, RPCS, Sender, limit_of, short
-from node.transport.ways import relay, tunnel
+from node.transport.ways import bypass, relay, tunnel
 from node.wire.limits import SIZES
 from protos import training_pb2 as pb
 from tests.transport.conftest import introduce, stream, tell, until
@@ -92,7 +92,8 @@ def test_the_documentation_says_what_every_call_may_hold() -> None:
 
 
 def test_the_documentation_has_every_stream_every_request_and_every_topic() -> None:
-    streams = {handshake.STREAM, ask.STREAM, tunnel.STREAM, relay.RELAY, relay.RELAYED}
+    streams = {handshake.STREAM, ask.STREAM, tunnel.STREAM, bypass.STREAM}
+    streams |= {relay.RELAY, relay.RELAYED}
     in_code = {
         found[1]
         for file in (ROOT / "node" / "transport").rglob("*.py")

@@ -384,7 +384,7 @@ async def test_a_good_greeting_yields_what_is_needed_to_call():
 @pytest.mark.parametrize(
     ("reply", "said", "weight"),
     [
-        (HandshakeFrame(hello=hello(protocol=9)), "protocol 9", 0),
+        (HandshakeFrame(hello=hello(protocol=PROTOCOL + 1)), f"protocol {PROTOCOL + 1}", 0),
         # Software that knows no windows: one version in its Hello, none in its Farewell.
         (HandshakeFrame(hello=hello(protocol=1)), "it speaks protocol 1,", 0),
         (HandshakeFrame(farewell=Farewell(code=ExitCode.PROTOCOL)), "it speaks protocol 1,", 0),
@@ -513,3 +513,40 @@ async def test_company_is_kept_with_those_that_can_be_dialled(monkeypatch):
         await all_of_them.wait()
     assert len(dialled) == reachable.COMPANY
     await one.close()
+
+
+async def test_a_peer_is_called_back_at_the_address_of_its_connection_alone():
+    """A punched connection comes to p2pd from this machine, whose ports are nobody's business."""
+
+    async def look():
+        return {}
+
+    links = {A: ("/ip4/127.0.0.1/tcp/9",), B: ("/ip4/11.0.0.9/tcp/4001",)}
+    daemon = SimpleNamespace(links=links, look=look)
+    for host, found in (("", None), ("127.0.0.1", "127.0.0.1")):
+        one = Reachable(
+            daemon, TransportSettings(host=host), ReachSettings(), Journal(), *2 * [None]
+        )
+        assert await one.host(B) == "11.0.0.9"
+        with pytest.raises(PeerFault, match="no libp2p connection"):
+            await one.host(PeerId("never-met"))
+        if found is None:
+            with pytest.raises(PeerFault, match="no libp2p connection"):
+                await one.host(A)
+        else:
+            assert await one.host(A) == found
+
+
+def test_one_observer_of_each_family_is_asked():
+    one = Reachable(
+        SimpleNamespace(links={}), TransportSettings(), ReachSettings(), Journal(), *2 * [None]
+    )
+    assert not one.outside().seen_by
+    one._note_observer(A, ["/ip4/11.0.0.9/tcp/4001"], 0)
+    one._note_observer(A, ["/ip4/192.168.1.9/tcp/4001", "/dns/example.org/tcp/1"], 7000)
+    assert one.observers() == []
+    one._note_observer(A, ["/ip4/11.0.0.9/tcp/4001"], 7000)
+    one._note_observer(B, ["/ip6/2600::1/tcp/4001"], 7001)
+    one._note_observer(PeerId("third"), ["/ip4/11.0.0.10/tcp/4001"], 7002)
+    assert one.observers() == [("11.0.0.10", 7002), ("2600::1", 7001)]
+    assert one.outside().seen_by

@@ -13,52 +13,12 @@ import pytest
 
 from node.core.errors import PeerFault, Refused
 from node.identity.keys import Identity
-from node.reach.interfaces import free_port
 from node.reach.settings import ReachSettings
-from node.reach.standing import Standing
 from node.transport.ways import relays as relays_module
-from node.transport.ways.reachable import Reachable
 from testbed.networks.evil_relay import corrupt
-from tests.transport.conftest import RUN, fetch, stream, until
+from tests.transport.conftest import CLOSED, RUN, fetch, stream, until
 
-CLOSED: set[int] = set()
-
-
-@pytest.fixture(autouse=True)
-def standing(monkeypatch):
-    """Peers on loopback can all be dialled; those in CLOSED believe that they cannot."""
-    CLOSED.clear()
-    monkeypatch.setattr(
-        Reachable,
-        "standing",
-        property(lambda self: Standing.CLOSED if id(self) in CLOSED else Standing.OPEN),
-    )
-    monkeypatch.setattr(relays_module, "LOOK_S", 0.1)
-
-
-@pytest.fixture
-def hidden(swarm):
-    """Factory of hidden peers: `make(relays…)` returns a peer whose address nobody knows, with a
-    reservation at each relay."""
-
-    async def make(*relays, **settings):
-        # The announced address has no listener, so that p2pd's own search for peers does not find
-        # the peer either.
-        port = free_port(["127.0.0.1"])
-        peer = await swarm(p2p_port=port, announce=(f"127.0.0.9:{port}",), **settings)
-        CLOSED.add(id(peer.reachable))
-        for relay in relays:
-            assert await peer.p2p.connect(relay.p2p.addresses()[:1]) == {
-                relay.p2p.addresses()[0]: ""
-            }
-            peer.learn(relay.peer_id, relay.p2p.addresses(), room=9)
-        async with asyncio.timeout(20):
-            while len(peer.relays.held) < min(2, len(relays)):
-                await peer.p2p.look()
-                await asyncio.sleep(0.05)
-        return peer
-
-    return make
+pytestmark = pytest.mark.usefixtures("standing")
 
 
 def introduce(peer, other, *relays) -> None:
@@ -210,7 +170,7 @@ async def test_a_client_that_floods_its_relay_holds_nobody_up(swarm):
     relay = await swarm(admit=admit)
     client = await swarm()
     await client.p2p.connect([relay.p2p.addresses()[0]])
-    reader, writer = await client.relays._ask(
+    reader, writer, _ = await client.relays._ask(
         relay.peer_id, relays_module.RelayAsk(reserve=relays_module.Reserve())
     )
     writer.write(b"." * (1 << 16))

@@ -16,7 +16,7 @@ from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.transport.ways import tunnel
 from node.transport.ways.punch import hand_over
-from node.transport.ways.tunnel import CONNECTIONS_PER_PEER, Tunnel, TunnelEnd, splice
+from node.transport.ways.tunnel import CONNECTIONS_PER_PEER, Tunnel, TunnelEnd, carry_over, splice
 
 A = PeerId("a")
 
@@ -63,7 +63,8 @@ async def echo():
 async def test_tunnel_data_and_answers_arrive_before_the_end(echo, tmp_path, monkeypatch):
     monkeypatch.setattr(tunnel, "LINGER_S", 0.05)
     wire = Wire(TunnelEnd("127.0.0.1", lambda: echo[0], lambda peer: True))
-    made = Tunnel(A, tmp_path / "t.sock", partial(wire.open_stream, A, tunnel.STREAM))
+    open_stream = partial(wire.open_stream, A, tunnel.STREAM)
+    made = Tunnel(A, tmp_path / "t.sock", partial(carry_over, open_stream, None))
     await made.start()
     data = os.urandom(3 << 20)  # more than every buffer on the way, so that the sender has to wait
     reader, writer = await asyncio.open_unix_connection(made.target.removeprefix("unix:"))
@@ -96,10 +97,11 @@ async def test_strangers_and_excess_tunnels_are_closed(echo):
 
 async def test_a_tunnel_to_nobody_ends_its_connection(tmp_path):
     nobody = partial(Wire(None).open_stream, A, tunnel.STREAM)
-    made = Tunnel(A, tmp_path / "t.sock", nobody)
+    made = Tunnel(A, tmp_path / "t.sock", partial(carry_over, nobody, None))
     await made.start()
     reader, _ = await asyncio.open_unix_connection(str(tmp_path / "t.sock"))
     assert await asyncio.wait_for(reader.read(), 10) == b""
+    assert made.fault == "cannot be reached"
     await made.close()
 
 

@@ -39,6 +39,8 @@ STREAMS = {
     "v1.Relayed",
     "v1.PunchAsk",
     "v1.PunchAnswer",
+    "v1.BypassAsk",
+    "v1.BypassAnswer",
 }
 """Messages of libp2p streams, and of calls that are registered by hand."""
 SIGNED = {"v1.WorkNote", "v1.EpochReceipts"}

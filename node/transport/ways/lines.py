@@ -22,7 +22,7 @@ from node.core.patience import Patience
 from node.core.tasks import Tasks, is_cancelled
 from node.identity.faults import PEERS_KEPT
 from node.reach.interfaces import without_own_bridges
-from node.reach.ladder import Climb, ClimbAttempt, Rung
+from node.reach.ladder import BypassWay, Climb, ClimbAttempt, Outside, Rung, bypass_of
 from node.telemetry.events import Journal
 from node.transport.addresses import host_of_target
 from node.transport.auth import TOKEN_KEY, LabelledChannel
@@ -30,8 +30,11 @@ from node.transport.handshake import Acquaintance
 from node.transport.p2p import P2pDaemon
 from node.transport.settings import TransportSettings
 from node.transport.traffic import Traffic
+from node.transport.ways.bypass import Bypass
+from node.transport.ways.join import Pay
+from node.transport.ways.punch import OPEN_S as PUNCH_S
 from node.transport.ways.relays import Relays
-from node.transport.ways.tunnel import STREAM, Pay, Tunnel
+from node.transport.ways.tunnel import STREAM, Carry, Tunnel, carry_over
 
 RETIRE_S = 5.0
 """Seconds for which a forgotten channel still takes calls, from callers that have just asked for
@@ -71,8 +74,15 @@ class Connection:
     tunnel: Tunnel | None
     since: float
     via: PeerId = PeerId("")
+    bypass: bool = False
+    """A socket carries the bytes past libp2p, which has arranged it."""
     broken: bool = False
     """The connection broke, and every listener has been told."""
+
+    @property
+    def quality(self) -> tuple[Rung, bool]:
+        """The larger of two connections to the same peer is the better one."""
+        return self.rung, self.bypass
 
 
 @dataclass
@@ -87,7 +97,8 @@ class Tried:
 class Lines:
     """``greet`` shakes hands with a peer over libp2p, ``greet_through(peer, relay)`` through a
     relay, ``prepare`` makes the libp2p connection that an attempt needs; all raise PeerFault.
-    ``traffic`` counts calls, ``carried`` the bytes of tunnels."""
+    ``traffic`` counts calls, ``carried`` the bytes of tunnels. ``past`` opens sockets past libp2p,
+    ``outside()``: facts about this peer that decide which ones."""
 
     def __init__(
         self,
@@ -103,6 +114,8 @@ class Lines:
         patience: Patience,
         traffic: Traffic,
         carried: Pay,
+        past: Bypass,
+        outside: Callable[[], Outside],
     ) -> None:
         self._p2p = p2p
         self._settings = settings
@@ -113,6 +126,8 @@ class Lines:
         self._relays = relays
         self._traffic = traffic
         self._carried = carried
+        self._bypass = past
+        self._outside = outside
         self._journal = journal
         self._tasks = tasks
         self.open: dict[PeerId, Connection] = {}
@@ -304,15 +319,19 @@ class Lines:
         via = ""
         if line.via:
             via = f" by {short(line.via)}"
+        past = ""
+        if line.bypass:
+            past = ", past libp2p"
         instead = ""
         if old:
             instead = f" instead of {old.rung.word}"
         self._journal.emit(
             "transport",
             "line-up",
-            f"{name} is reached: {line.rung.word}{via}{instead}",
+            f"{name} is reached: {line.rung.word}{via}{past}{instead}",
             peer=peer,
             path=line.rung.word,
+            bypass=line.bypass,
             protocol=line.met.protocol,
         )
 
@@ -361,6 +380,8 @@ class Lines:
         known = self._tried[peer]
         known.climb.connected = self._p2p.how(peer)
         known.climb.dialable = bool(line.met.targets)
+        known.climb.carried = line.tunnel is not None and not line.bypass
+        known.climb.carried &= self._way_past(line) is not None
         if known.busy:
             return None
         attempt = known.climb.due(now)
@@ -375,17 +396,7 @@ class Lines:
             async with asyncio.timeout(4 * self._dial_s(peer)):
                 if attempt in self._prepare:
                     await self._prepare[attempt](peer)
-                # Its addresses, or it itself, may be others than when it was met.
-                dial = attempt is ClimbAttempt.DIAL
-                only_relayed = dial and line.via and not self._p2p.how(line.met.peer)
-                if only_relayed:
-                    met = await self._greet_through(peer, line.via)
-                else:
-                    met = await self._greet(peer)
-                if dial:
-                    made = await self._direct(met)
-                else:
-                    made = await self._tunnelled(met)
+                made = await self._attempted(peer, line, attempt)
         except PeerFault as e:
             why = e.reason
         except TimeoutError:
@@ -393,12 +404,27 @@ class Lines:
         finally:
             known.busy = False
         known.outcome[attempt.value] = why
-        if made is None or self.open.get(peer) is not line or made.rung <= line.rung:
+        if made is None or self.open.get(peer) is not line or made.quality <= line.quality:
             known.climb.failed(attempt, time.monotonic())
             if made is not None:
                 await _end(made)
             return
         self._take(peer, made)
+
+    async def _attempted(self, peer: PeerId, line: Connection, attempt: ClimbAttempt) -> Connection:
+        """The connection that an attempt leads to. Raises PeerFault."""
+        if attempt is ClimbAttempt.BYPASS:
+            return await self._past(line)
+        # Its addresses, or it itself, may be others than when it was met.
+        dial = attempt is ClimbAttempt.DIAL
+        only_relayed = dial and line.via and not self._p2p.how(line.met.peer)
+        if only_relayed:
+            met = await self._greet_through(peer, line.via)
+        else:
+            met = await self._greet(peer)
+        if dial:
+            return await self._direct(met)
+        return await self._tunnelled(met)
 
     # ----------------------------------------------------------- channels
 
@@ -428,20 +454,48 @@ class Lines:
             open_stream = partial(self._relays.open_tunnel, relay, met.token, met.peer, timeout)
         else:
             open_stream = partial(self._p2p.open_stream, met.peer, STREAM, timeout)
+        carry = partial(carry_over, open_stream, self._carried)
+        tunnel, channel = await self._through_socket(met, carry, timeout, relay is not None)
+        rung = Rung.RELAYED if relay is not None else self._p2p.how(met.peer) or Rung.TUNNEL
+        return Connection(met, rung, channel, tunnel, time.time(), relay or PeerId(""))
+
+    def _way_past(self, line: Connection) -> BypassWay | None:
+        return bypass_of(line.rung, line.met.protocol, self._outside())
+
+    async def _past(self, line: Connection) -> Connection:
+        """A connection on the same rung that goes past libp2p. Raises PeerFault."""
+        met = line.met
+        timeout = 2 * self._dial_s(met.peer)
+        match self._way_past(line):
+            case BypassWay.CALL_BACK:
+                carry = partial(self._bypass.call_back, met.peer)
+            case BypassWay.PUNCH:
+                carry = partial(self._bypass.punch, met.peer)
+                timeout += PUNCH_S
+            case BypassWay.RELAY:
+                carry = partial(self._relays.carry, line.via, met.token, met.peer, timeout)
+            case None:
+                raise PeerFault(met.peer, "no way past libp2p leads to it any more")
+        tunnel, channel = await self._through_socket(met, carry, timeout, bool(line.via))
+        now = time.time()
+        return Connection(met, line.rung, channel, tunnel, now, line.via, bypass=True)
+
+    async def _through_socket(
+        self, met: Acquaintance, carry: Carry, timeout: float, relayed: bool
+    ) -> tuple[Tunnel, LabelledChannel]:
+        """A local socket, the end of a tunnel that ``carry`` makes for each connection, and the
+        channel that uses it. Raises PeerFault."""
         path = self._p2p.runtime / f"tunnel-{next(self._numbers)}.sock"
-        tunnel = Tunnel(met.peer, path, open_stream, self._carried)
-        await tunnel.start()
+        tunnel = Tunnel(met.peer, path, carry)
         try:
-            channel = await self._opened(met, tunnel.target, timeout, relayed=relay is not None)
+            await tunnel.start()
+            return tunnel, await self._opened(met, tunnel.target, timeout, relayed)
         except BaseException as e:
             await tunnel.close()
             if not isinstance(e, PeerFault):
                 raise
-            raise PeerFault(
-                met.peer, f"no tunnel to its gRPC server came up in {timeout:.3g} s"
-            ) from e
-        rung = Rung.RELAYED if relay is not None else self._p2p.how(met.peer) or Rung.TUNNEL
-        return Connection(met, rung, channel, tunnel, time.time(), relay or PeerId(""))
+            why = f"no tunnel to its gRPC server came up in {timeout:.3g} s"
+            raise PeerFault(met.peer, tunnel.fault or why) from e
 
     def _dial_s(self, peer: PeerId) -> float:
         """Seconds for the dial of one address: by the measured dials of this peer, at least the

@@ -16,7 +16,7 @@ from node.core.newest import Newest
 from node.core.tasks import Tasks
 from node.identity.faults import PEERS_KEPT
 from node.reach.interfaces import InterfaceKind, address_kinds, is_loopback, own_addresses
-from node.reach.ladder import Rung
+from node.reach.ladder import Outside, Rung
 from node.reach.portmap import Mapping, PortMapper
 from node.reach.settings import ReachSettings
 from node.reach.standing import Reach, ReachReport, Standing
@@ -40,6 +40,8 @@ CUT_OFF_S = 15.0
 and all others are there when it comes back."""
 DIAL_BACK_S = 3.0
 """Seconds for a dial to a port of a peer that asks whether it can be dialled."""
+OBSERVERS_KEPT = 16
+"""Peers that can tell how they see a connection, which are remembered."""
 PORTS = 4
 """Ports that one question may ask to be dialled."""
 
@@ -65,8 +67,9 @@ class _Dials:
 
 
 class Reachable:
-    """``ask(peer, question)`` raises PeerFault; ``grpc_port()`` is where gRPC listens; ``secret``
-    is shown to the router, which lets its holder renew mappings after a crash."""
+    """``ask(peer, question)`` raises PeerFault; ``grpc_port()`` is where gRPC listens,
+    ``bypass_port()`` where connections past libp2p arrive, 0 for nowhere; ``secret`` is shown to
+    the router, which lets its holder renew mappings after a crash."""
 
     def __init__(
         self,
@@ -78,6 +81,7 @@ class Reachable:
         grpc_port: Callable[[], int],
         secret: bytes = b"",
         on_error: Callable[[str, BaseException], None] | None = None,
+        bypass_port: Callable[[], int] = lambda: 0,
     ) -> None:
         self._p2p = p2p
         self._transport = transport
@@ -85,6 +89,8 @@ class Reachable:
         self._journal = journal
         self._ask = ask
         self._grpc_port = grpc_port
+        self._bypass_port = bypass_port
+        self._observers: Newest[PeerId, tuple[str, int]] = Newest(OBSERVERS_KEPT)
         self._reach = Reach()
         self.known: Newest[PeerId, Known] = Newest(PEERS_KEPT)
         """Latest record of each peer in the directory."""
@@ -236,6 +242,30 @@ class Reachable:
         grpc = self._grpc_port()
         return outside.get(p2p, p2p), outside.get(grpc, grpc)
 
+    def bypass_outside(self) -> int:
+        """The port for connections past libp2p, as others would dial it; 0 for none."""
+        port = self._bypass_port()
+        outside = {m.internal: m.external for m in self._mappings() if m.protocol == "tcp"}
+        return outside.get(port, port)
+
+    def observers(self) -> list[tuple[str, int]]:
+        """Public addresses of peers that tell a connection where it comes from, one for each family
+        of addresses, the newest first."""
+        found = dict[bool, tuple[str, int]]()
+        for host, port in reversed(self._observers.values()):
+            found.setdefault(":" in host, (host, port))
+        return list(found.values())
+
+    def outside(self) -> Outside:
+        """See :class:`~node.reach.ladder.Outside`."""
+        return Outside(
+            listens=bool(self._bypass_port()),
+            closed=self.standing is Standing.CLOSED,
+            keeps_ports=not self.moving_ports(),
+            seen_by=bool(self._observers),
+            punch=self._settings.punch and not self.local,
+        )
+
     # ----------------------------------------------------------- measures
 
     async def _run(self) -> None:
@@ -250,6 +280,8 @@ class Reachable:
                 if self._transport.quic:
                     wanted.append(("udp", p2p))
                 wanted.append(("tcp", self._grpc_port()))
+                if bypass := self._bypass_port():
+                    wanted.append(("tcp", bypass))
                 self.mapper.want(wanted)
             await asyncio.sleep(LOOK_S)
             now = time.monotonic()
@@ -319,6 +351,7 @@ class Reachable:
         if (place := ip_of(answer.reach.seen)) is None:  # or it is no answer to that question
             return
         host, port = place
+        self._note_observer(peer, ends, answer.reach.bypass)
         far = scope(host) is Scope.PUBLIC and any(scope(host_of(e)) is Scope.PUBLIC for e in ends)
         found = frozenset(answer.reach.open) & frozenset(ports)
         if scope(host) <= Scope.PRIVATE:
@@ -327,6 +360,35 @@ class Reachable:
             if self.seen() != before:
                 self.changed()
 
+    def _note_observer(self, peer: PeerId, ends: Sequence[str], port: int) -> None:
+        """Remember a peer that can tell how it sees connections to this port of it."""
+        hosts = [
+            h for h in map(host_of, ends) if scope(h) is Scope.PUBLIC and ip_of(multiaddr(h, 1))
+        ]
+        if hosts and 0 < port < 1 << 16:
+            self._observers[peer] = hosts[0], port
+
+    async def host(self, peer: PeerId) -> str:
+        """The address of the peer's end of its present libp2p connection, if it can be dialled.
+        Raises PeerFault."""
+        seen = await self._end_of(peer)
+        host = host_of(seen)
+        widest = Scope.PRIVATE
+        if self.local:
+            widest = Scope.LOOPBACK
+        if not host or scope(host) > widest:
+            raise PeerFault(peer, "no libp2p connection to an address of it")
+        return host
+
+    async def _end_of(self, peer: PeerId) -> str:
+        """Multiaddr of the peer's end of its present connection, "" for none; over TCP where there
+        are several."""
+        ends = self._p2p.links.get(peer)
+        if ends is None:
+            with contextlib.suppress(NetworkFault):
+                ends = (await self._p2p.look()).get(peer)
+        return next((e for e in ends or () if "/tcp/" in e), next(iter(ends or ()), ""))
+
     async def dialled(self, peer: PeerId, ports: Sequence[int]) -> tuple[str, list[int]]:
         """Address at which this peer sees ``peer`` (a multiaddr, "" for none), and the TCP ports
         among ``ports`` that accept a connection there.
@@ -334,11 +396,7 @@ class Reachable:
         Only the address of the peer's present connection is dialled, so no peer can make us dial
         others.
         """
-        ends = self._p2p.links.get(peer)
-        if ends is None:
-            with contextlib.suppress(NetworkFault):
-                ends = (await self._p2p.look()).get(peer)
-        seen = next((e for e in ends or () if "/tcp/" in e), next(iter(ends or ()), ""))
+        seen = await self._end_of(peer)
         host = host_of(seen)
         if not host or scope(host) > Scope.PRIVATE:
             # A punched connection comes to p2pd from this very machine, and its ports are nobody's

@@ -4,9 +4,14 @@ Never: their meaning: they are encrypted and signed end to end (:mod:`node.reach
 
 client (nobody can dial it)  --RELAY/reserve-->  relay
 caller  --RELAY/connect-->  relay  --RELAYED, over the connection that the client made-->  client
+
+A circuit to the stream of bypasses carries no bytes but the caller's proof. Both ends get a ticket
+with it, and the sockets that show them are joined for as long as the circuit lasts.
 """
 
 import asyncio
+import contextlib
+import socket
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -14,6 +19,7 @@ from dataclasses import dataclass, field
 
 from node.core.errors import LocalFault, PeerFault
 from node.core.ids import PeerId, short
+from node.core.tasks import Tasks
 from node.identity.places import Places, Taken
 from node.reach.settings import ReachSettings
 from node.telemetry.events import Journal
@@ -21,6 +27,9 @@ from node.telemetry.metrics import Metrics
 from node.transport.frames import Streams, parsed, read_frame, write_frame
 from node.transport.port import printable
 from node.transport.traffic import Share, Traffic
+from node.transport.ways import bypass
+from node.transport.ways.arrivals import Arrivals, Expected
+from node.transport.ways.join import join
 from node.transport.ways.tunnel import splice
 from protos.reach_pb2 import RelayAnswer, RelayAsk, Relayed
 
@@ -45,6 +54,9 @@ RELAY_BUFFER = 1 << 16
 """Bytes read ahead of either end of a circuit, and bytes that wait to be written to it. With more,
 short messages wait for long behind bulk where the rate is bounded, and the peer that waits for one
 takes the connection for dead. A circuit with an end that does not read holds this much memory."""
+SOCKET_PIECE = 1 << 18
+"""Bytes of a circuit past libp2p that are moved at once, and that a pipe of the kernel holds for an
+end that does not read."""
 UNDER_WAY = 1 << 20
 """Bytes of a circuit that p2pd may have moved to us and we have not read."""
 STREAM_NAME = 64
@@ -86,7 +98,8 @@ class Relay:
     that it sends and receives.
 
     Half of the reservations and circuits is for ``established`` peers. Strangers share the rest by
-    address block (``block(peer)``) and by key.
+    address block (``block(peer)``) and by key. The sockets of circuits come to ``arrivals``;
+    ``outside()``: its port as others dial it, 0: none.
     """
 
     def __init__(
@@ -101,6 +114,8 @@ class Relay:
         *,
         established: Callable[[PeerId], bool] = lambda peer: False,
         block: Callable[[PeerId], str] = lambda peer: "",
+        arrivals: Arrivals | None = None,
+        outside: Callable[[], int] = lambda: 0,
     ) -> None:
         self._streams = streams
         self._settings = settings
@@ -111,6 +126,8 @@ class Relay:
         self.established = established
         """Return True for a member of the run and for a peer that this one has worked with."""
         self._block = block
+        self._arrivals = arrivals
+        self._outside = outside
         self._clients: dict[PeerId, _Client] = {}
         self._reservations = Places[PeerId](
             "reservations", 2 * settings.relay_clients, 1, lambda peer: self.established(peer)
@@ -200,6 +217,8 @@ class Relay:
             self._allow(peer, ask)
         except LocalFault as e:
             return "not allowed", e.what
+        if ask.connect.stream == bypass.STREAM and not (self._arrivals and self._outside()):
+            return "not allowed", "this relay joins no sockets"
         if what == "connect" and PeerId(ask.connect.target) not in self._clients:
             return "no client", "it is not connected to this relay"
         return "", ""
@@ -330,21 +349,55 @@ class Relay:
             await write_frame(writer, answer.SerializeToString())
             await asyncio.wait_for(reader.read(1), FIRST_WORD_S)
             return
-        try:
-            await write_frame(far_writer, word.SerializeToString())
-            await write_frame(writer, RelayAnswer(granted=True).SerializeToString())
-            pay = self._meter(circuit)
-            await splice(reader, writer, far_reader, far_writer, pay, RELAY_BUFFER)
-        finally:
-            far_writer.close()
+        answer = RelayAnswer(granted=True)
+        with contextlib.ExitStack() as stack:
+            stack.callback(far_writer.close)
+            tasks = Tasks("circuit")
+            if word.stream == bypass.STREAM and self._arrivals is not None:
+                near = stack.enter_context(self._arrivals.expect())
+                far = stack.enter_context(self._arrivals.expect())
+                answer.port = word.port = self._outside()
+                answer.ticket = near.ticket
+                word.ticket = far.ticket
+                tasks.spawn(self._join(circuit, near, far, writer), "join")
+            try:
+                await write_frame(far_writer, word.SerializeToString())
+                await write_frame(writer, answer.SerializeToString())
+                pay = self._meter(circuit)
+                await splice(reader, writer, far_reader, far_writer, pay, RELAY_BUFFER)
+            finally:
+                await tasks.close()
 
-    def _meter(self, circuit: _Circuit) -> Callable[[int], Awaitable[None]]:
+    async def _join(
+        self, circuit: _Circuit, near: Expected, far: Expected, writer: asyncio.StreamWriter
+    ) -> None:
+        """Join the two sockets of a circuit, and end its streams with them."""
+        try:
+            with await near.arrival() as left, await far.arrival() as right:
+                piece = SOCKET_PIECE
+                if self.rate_left:
+                    piece = RELAY_BUFFER
+                    for end in (left, right):
+                        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RELAY_BUFFER)
+                        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, RELAY_BUFFER)
+                await join(left, right, self._meter(circuit, by_p2pd=False), piece)
+        except (OSError, TimeoutError):
+            # The streams end below, which tells both ends.
+            pass
+        finally:
+            writer.transport.abort()
+
+    def _meter(self, circuit: _Circuit, by_p2pd: bool = True) -> Callable[[int], Awaitable[None]]:
+        """Count the bytes of a circuit and wait for their turns. ``by_p2pd``: they come from p2pd
+        and go back to it."""
+        crossing = int(by_p2pd)
+
         async def pay(count: int) -> None:
             circuit.moved()
-            self.carried += count  # from p2pd to us
+            self.carried += count * crossing
             await self._share.take(circuit.pair, count)
             await self._traffic.may_relay(count)
             self._metrics.relayed_bytes_total.inc(count)
-            self.carried += count  # and back
+            self.carried += count * crossing
 
         return pay

@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import math
 import secrets
+import socket
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
@@ -22,7 +23,9 @@ from node.reach.reserve import WANTED, Reservations
 from node.telemetry.events import Journal
 from node.transport import handshake
 from node.transport.frames import StreamEnded, Streams, parsed, read_frame, write_frame
-from node.transport.ways import tunnel
+from node.transport.ways import bypass, tunnel
+from node.transport.ways.bypass import Bypass
+from node.transport.ways.join import join
 from node.transport.ways.relay import ASK_BYTES, FIRST_WORD_S, RELAY
 from protos.reach_pb2 import Connect, RelayAnswer, RelayAsk, Relayed, Reserve
 
@@ -40,13 +43,18 @@ NONCES = 4096
 """Preambles of relayed tunnels that cannot be used again."""
 _ENDED = "it has ended the reservation"
 _NONCE = 16
-_LABEL = b"tutti/relayed/tunnel/1"
+_LABELS = {
+    tunnel.STREAM: b"tutti/relayed/tunnel/1",
+    bypass.STREAM: b"tutti/relayed/bypass/1",
+}
+"""Beginnings of the proofs of callers, by the stream that they open."""
 
 
 class Relays:
     """``run_id()`` and ``admission()``: the run and the token that are shown to relays;
     ``offers()``: relays that would take a client. ``meet(peer, stream)`` answers a handshake of a
-    proven peer."""
+    proven peer; ``end`` takes tunnels of others, ``past`` opens sockets to
+    relays."""
 
     def __init__(
         self,
@@ -58,9 +66,8 @@ class Relays:
         admission: Callable[[], bytes],
         offers: Callable[[], Iterable[PeerId]],
         meet: Callable[[PeerId, secure.Secured], Awaitable[None]],
-        serve_tunnel: Callable[
-            [PeerId, asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]
-        ],
+        end: tunnel.TunnelEnd,
+        past: Bypass,
         journal: Journal,
         on_error: Callable[[str, BaseException], None] | None = None,
     ) -> None:
@@ -72,7 +79,8 @@ class Relays:
         self._admission = admission
         self._offers = offers
         self._meet = meet
-        self._serve_tunnel = serve_tunnel
+        self._end = end
+        self._bypass = past
         self._journal = journal
         self._choice = Reservations(secrets.token_bytes(16))
         self._of: Newest[PeerId, tuple[PeerId, ...]] = Newest(PEERS_KEPT)
@@ -111,7 +119,7 @@ class Relays:
         """Hold one reservation until it ends, whatever the reason."""
         try:
             async with asyncio.timeout(OPEN_S):
-                reader, writer = await self._ask(relay, RelayAsk(reserve=Reserve()))
+                reader, writer, _ = await self._ask(relay, RelayAsk(reserve=Reserve()))
         except (PeerFault, TimeoutError) as e:
             self._journal.emit(
                 "transport",
@@ -173,16 +181,24 @@ class Relays:
                 )
             await self._meet(peer, stream)
         elif word.stream == tunnel.STREAM:
-            async with asyncio.timeout(FIRST_WORD_S):
-                nonce = await reader.readexactly(_NONCE)
-                shown = await reader.readexactly(hashlib.sha256().digest_size)
-            peer = PeerId(word.source)
-            if nonce in self._used or not self._tokens.proves(
-                peer, _preamble(nonce, self._identity.peer_id), shown
-            ):
-                raise Refused(f"a relayed tunnel that {short(peer)} did not open")
-            self._used[nonce] = None
-            await self._serve_tunnel(peer, reader, writer)
+            peer = await self._opener(word, reader)
+            await self._end.serve(peer, reader, writer)
+        elif word.stream == bypass.STREAM:
+            peer = await self._opener(word, reader)
+            far = await self._bypass.from_relay(relay, word.port, word.ticket)
+            await self._end.carry(peer, far)
+
+    async def _opener(self, word: Relayed, reader: asyncio.StreamReader) -> PeerId:
+        """The proven opener of a relayed stream. Raises Refused without a proof."""
+        async with asyncio.timeout(FIRST_WORD_S):
+            nonce = await reader.readexactly(_NONCE)
+            shown = await reader.readexactly(hashlib.sha256().digest_size)
+        peer = PeerId(word.source)
+        said = _preamble(word.stream, nonce, self._identity.peer_id)
+        if nonce in self._used or not self._tokens.proves(peer, said, shown):
+            raise Refused(f"a relayed tunnel that {short(peer)} did not open")
+        self._used[nonce] = None
+        return peer
 
     # ----------------------------------------------------------- reaching others
 
@@ -209,7 +225,7 @@ class Relays:
         PeerFault."""
         try:
             async with asyncio.timeout(OPEN_S):
-                reader, writer = await self._connect(relay, peer, handshake.STREAM)
+                reader, writer, _ = await self._connect(relay, peer, handshake.STREAM)
                 try:
                     return await secure.call(reader, writer, self._identity, peer, self._run_id())
                 except BaseException:
@@ -223,20 +239,38 @@ class Relays:
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A stream through ``relay`` to the end of a tunnel at ``peer``, with the proof that its
         opener holds ``token``, which the peer gave us (hex). Raises PeerFault."""
+        reader, writer, _ = await self._proven(relay, token, peer, tunnel.STREAM, timeout)
+        return reader, writer
+
+    async def carry(
+        self, relay: PeerId, token: str, peer: PeerId, timeout: float, near: socket.socket
+    ) -> None:
+        """Carry a connection of gRPC over a socket that ``relay`` joins to one of ``peer``; see
+        :meth:`open_tunnel`. Raises PeerFault."""
+        _, writer, answer = await self._proven(relay, token, peer, bypass.STREAM, timeout)
+        try:
+            far = await self._bypass.from_relay(relay, answer.port, answer.ticket)
+            await join(near, far)
+        finally:
+            writer.close()
+
+    async def _proven(
+        self, relay: PeerId, token: str, peer: PeerId, stream: str, timeout: float
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, RelayAnswer]:
         try:
             async with asyncio.timeout(timeout):
-                reader, writer = await self._connect(relay, peer, tunnel.STREAM)
+                reader, writer, answer = await self._connect(relay, peer, stream)
         except TimeoutError as e:
             raise PeerFault(peer, f"no stream through relay {short(relay)} in {timeout:g} s") from e
         nonce = secrets.token_bytes(_NONCE)
         key = bytes.fromhex(token)
         with contextlib.suppress(OSError):
-            writer.write(nonce + hmac.digest(key, _preamble(nonce, peer), "sha256"))
-        return reader, writer
+            writer.write(nonce + hmac.digest(key, _preamble(stream, nonce, peer), "sha256"))
+        return reader, writer, answer
 
     async def _connect(
         self, relay: PeerId, peer: PeerId, stream: str
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, RelayAnswer]:
         try:
             return await self._ask(relay, RelayAsk(connect=Connect(target=peer, stream=stream)))
         except PeerFault as e:
@@ -244,8 +278,9 @@ class Relays:
 
     async def _ask(
         self, relay: PeerId, ask: RelayAsk
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """A stream to ``relay`` on which it has said yes. Raises PeerFault with its reason."""
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, RelayAnswer]:
+        """A stream to ``relay`` on which it has said yes, and its answer. Raises PeerFault with its
+        reason."""
         ask.run_id = self._run_id()
         ask.admission = self._admission()
         reader, writer = await self._streams.open_stream(relay, RELAY, OPEN_S)
@@ -259,8 +294,8 @@ class Relays:
             if isinstance(e, WireError | OSError):
                 raise PeerFault(relay, f"the relay broke off: {e}") from e
             raise
-        return reader, writer
+        return reader, writer, answer
 
 
-def _preamble(nonce: bytes, callee: PeerId) -> bytes:
-    return _LABEL + nonce + callee.encode()
+def _preamble(stream: str, nonce: bytes, callee: PeerId) -> bytes:
+    return _LABELS[stream] + nonce + callee.encode()

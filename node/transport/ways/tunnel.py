@@ -3,9 +3,13 @@ stream.
 
 caller: gRPC channel → unix socket → Tunnel → libp2p stream … → TunnelEnd → the gRPC server's own
 port: callee
+
+The same ends serve connections past libp2p (:mod:`node.transport.ways.bypass`), over a socket
+instead of the stream.
 """
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -13,7 +17,9 @@ from node.core.errors import PeerFault
 from node.core.home import socket_target
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
+from node.reach.interfaces import family_of
 from node.transport.traffic import Seats
+from node.transport.ways.join import Pay, join
 
 STREAM = "/tutti/tunnel/1"
 PIECE = 1 << 18
@@ -25,55 +31,65 @@ LINGER_S = 1.0
 CONNECTIONS_PER_PEER = 8
 CONNECTIONS = 256
 
-Pay = Callable[[int], Awaitable[None]]
-"""Waits until this number of bytes may go on."""
+Carry = Callable[[socket.socket], Awaitable[None]]
+"""Carries a connection to its other end until it ends. Raises PeerFault if it cannot."""
 
 
 class Tunnel:
-    """The caller's end: a unix socket at ``path``, in a directory 0700, each connection to it a
-    stream to ``peer`` that ``open_stream`` opens, or raises PeerFault. ``pay`` as
-    :func:`splice`'s."""
+    """The caller's end: a unix socket at ``path``, in a directory 0700, each connection to which is
+    given to ``carry``."""
 
-    def __init__(
-        self,
-        peer: PeerId,
-        path: Path,
-        open_stream: Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]],
-        pay: Pay | None = None,
-    ) -> None:
+    def __init__(self, peer: PeerId, path: Path, carry: Carry) -> None:
         self._path = path
-        self._open_stream = open_stream
-        self._pay = pay
+        self._carry = carry
         self.target = socket_target(path)
         """Target for gRPC to dial."""
-        self._server: asyncio.Server | None = None
+        self.fault = ""
+        """The reason why the last connection was not carried."""
+        self._listener = socket.socket(socket.AF_UNIX)
         self._tasks = Tasks(f"tunnel-{short(peer)}")
 
     async def start(self) -> None:
         """Listen."""
-
-        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            self._tasks.spawn(self._carry(reader, writer), "connection")
-
-        self._server = await asyncio.start_unix_server(connected, self._path, limit=BUFFER)
+        self._listener.setblocking(False)
+        self._listener.bind(str(self._path))
+        self._listener.listen()
+        self._tasks.spawn(self._accept(), "accept")
 
     async def close(self) -> None:
         """End the listener and every connection. Safe to call twice."""
-        if self._server is not None:
-            self._server.close()
-            self._server = None
-            self._path.unlink(missing_ok=True)
         await self._tasks.close()
+        self._listener.close()
+        self._path.unlink(missing_ok=True)
 
-    async def _carry(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            far_reader, far_writer = await self._open_stream()
-            await splice(reader, writer, far_reader, far_writer, self._pay)
-        except PeerFault:
-            # gRPC sees its connection end and reports the peer as unavailable.
-            pass
-        finally:
-            writer.transport.abort()
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            made, _ = await loop.sock_accept(self._listener)
+            self._tasks.spawn(self._serve(made), "connection")
+
+    async def _serve(self, made: socket.socket) -> None:
+        with made:
+            try:
+                await self._carry(made)
+            except PeerFault as e:
+                # gRPC sees its connection end and reports the peer as unavailable.
+                self.fault = e.reason
+
+
+async def carry_over(
+    open_stream: Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]],
+    pay: Pay | None,
+    near: socket.socket,
+) -> None:
+    """Carry a connection over a stream that ``open_stream`` opens, or raises PeerFault. ``pay`` as
+    :func:`splice`'s."""
+    far_reader, far_writer = await open_stream()
+    try:
+        near_reader, near_writer = await asyncio.open_unix_connection(sock=near, limit=BUFFER)
+        await splice(near_reader, near_writer, far_reader, far_writer, pay)
+    finally:
+        far_writer.transport.abort()
 
 
 class TunnelEnd:
@@ -93,6 +109,10 @@ class TunnelEnd:
         self._pay = pay
         self._seats = Seats(CONNECTIONS_PER_PEER, CONNECTIONS)
 
+    def welcomes(self, peer: PeerId) -> bool:
+        """Return True if another tunnel of ``peer`` would be carried now."""
+        return self._welcome(peer) and self._seats.free(peer)
+
     async def serve(
         self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
@@ -107,6 +127,20 @@ class TunnelEnd:
             await splice(reader, writer, near_reader, near_writer, self._pay)
         finally:
             self._seats.leave(peer)
+
+    async def carry(self, peer: PeerId, far: socket.socket) -> None:
+        """Carry a tunnel that comes over a socket; as :meth:`serve`. Closes the socket."""
+        with far:
+            if not self._welcome(peer) or not self._seats.take(peer):
+                return
+            try:
+                with socket.socket(family_of(self._host)) as near:
+                    near.setblocking(False)
+                    where = self._host, self._port()
+                    await asyncio.get_running_loop().sock_connect(near, where)
+                    await join(near, far)
+            finally:
+                self._seats.leave(peer)
 
 
 async def splice(

@@ -1,0 +1,137 @@
+"""Speed of pairs of peers that cannot dial each other, beside a pair that can: hosts in network
+namespaces, behind routers, with daemons' transports.
+
+    python -m benchmarks.tunnels [--json -]    # two minutes; root, iproute2, nftables
+
+Direct: two hosts without a router. Reversed: from a host behind a router to one without. Punched:
+both behind routers that keep ports. Relayed: both behind routers that give every connection another
+port. All pairs are connected at the same time, and each moves its bytes in turn, so that a slow
+moment of the machine meets all. A pair that stays on libp2p is a row that does not hold.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from benchmarks.report import Report, command_line
+from benchmarks.shared.parts import run_part
+from testbed.daemons.fleet import Hang
+from testbed.networks.hosts import HostPeer
+from testbed.networks.internet import Internet, why_not
+
+ITEM = "5"
+MOVED = 64 << 20
+TIMES = 5
+CONNECTED_S = 120.0
+HOSTS = {
+    "hub": "open",
+    "open": "open",
+    "home": "home",
+    "house": "home",
+    "moving": "symmetric",
+    "roaming": "symmetric",
+}
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A kind of connection: the host that fetches, the host that sends, and the least speed,
+    relative to the direct pair's."""
+
+    path: str
+    here: str
+    there: str
+    least: float = 0.0
+
+
+DIRECT = Pair("direct", "hub", "open")
+PAIRS = (
+    DIRECT,
+    Pair("reversed", "hub", "home", 0.8),
+    Pair("punched", "home", "house", 0.8),
+    Pair("relayed", "moving", "roaming", 0.6),
+)
+
+
+def rows(report: Report, root: Path) -> None:
+    """Measure and add the rows. Raises Hang for a pair that does not connect as it should."""
+    if why := why_not():
+        report.add(f"{ITEM} pairs behind routers", 0, "pairs", why, f"{len(PAIRS)}", holds=False)
+        return
+    with Internet(HOSTS) as net:
+        hub = HostPeer(net, "hub", root / "hub")
+        peers = {"hub": hub}
+        for name in HOSTS:
+            if name != "hub":
+                peers[name] = HostPeer(net, name, root / name, join=[hub.door])
+        for pair in PAIRS:
+            began = time.monotonic()
+            wait_for(pair, peers)
+            took = time.monotonic() - began
+            report.add(f"{ITEM} {pair.path}: connected as it stays", round(took, 1), "s")
+        seconds = {pair: list[float]() for pair in PAIRS}
+        for _ in range(TIMES):
+            for pair in PAIRS:
+                seconds[pair].append(moved(pair, peers))
+        usual = median(seconds[DIRECT])
+        for pair in PAIRS:
+            _add(report, pair, seconds[pair], usual)
+
+
+def _add(report: Report, pair: Pair, seconds: list[float], usual: float) -> None:
+    """Add the row of a pair."""
+    took = median(seconds)
+    share = usual / took
+    every = ", ".join(f"{s:.3f}" for s in seconds)
+    target = ""
+    holds = None
+    if pair.least:
+        target = f">= {pair.least}"
+        holds = share >= pair.least
+    report.add(
+        f"{ITEM} {pair.path}: speed of {MOVED >> 20} MiB, of the direct speed",
+        round(share, 3),
+        "ratio",
+        f"{MOVED / took / 2**20:.0f} MiB/s; seconds {every}",
+        target,
+        holds,
+    )
+
+
+def wait_for(pair: Pair, peers: dict[str, HostPeer]) -> None:
+    """Wait until the pair is connected on its path, past libp2p. Raises Hang."""
+    here = peers[pair.here]
+    there = peers[pair.there].peer
+    end = time.monotonic() + CONNECTED_S
+    way: dict[str, Any] = {}
+    while time.monotonic() < end:
+        way = here.do(do="way", peer=there)
+        if way.get("path") == pair.path and way["bypass"] == (pair is not DIRECT):
+            return
+        time.sleep(0.3)
+    raise Hang(f"no {pair.path} connection past libp2p: {way}")
+
+
+def moved(pair: Pair, peers: dict[str, HostPeer]) -> float:
+    """Seconds in which all bytes came. Raises Hang if they did not, or another way."""
+    got = peers[pair.here].do(do="fetch", peer=peers[pair.there].peer, bytes=MOVED)
+    if got.get("bytes") != MOVED or got["path"] != pair.path:
+        raise Hang(f"{pair.path}: {got}")
+    return got["seconds"]
+
+
+def main() -> int:
+    """Measure, print, and exit 0 when every target holds."""
+    asked = command_line(__doc__).parse_args()
+    report = Report()
+    part: Callable[[Report, Path], None] = rows
+    run_part(report, f"{ITEM} tunnels", part)
+    return report.end(asked.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Two sockets joined: bytes arrive whole and in order, whichever side hangs up first."""
+
+import asyncio
+import hashlib
+import os
+import socket
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+import uvloop
+
+from node.transport.ways import join as join_module
+from node.transport.ways.join import join
+
+MUCH = 5 << 20
+"""More bytes than all buffers on the way hold."""
+
+
+@pytest.fixture(params=["kernel", "copies"])
+def way(request, monkeypatch):
+    """Where the kernel moves the bytes, and where it does not."""
+    if request.param == "copies":
+        monkeypatch.delattr(os, "splice", raising=False)
+    elif not hasattr(os, "splice"):
+        pytest.skip("this system has no splice")
+
+
+def tcp_pair() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        one = socket.create_connection(server.getsockname())
+        other, _ = server.accept()
+    return one, other
+
+
+RUNS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
+Run = Callable[[Coroutine[Any, Any, None]], None]
+
+
+@RUNS
+def test_bytes_cross_both_ways_and_the_ends_with_them(run: Run, way):
+    data = os.urandom(MUCH)
+
+    async def cross() -> None:
+        near, left = socket.socketpair()
+        right, far = tcp_pair()
+        paid = list[int]()
+
+        async def pay(count: int) -> None:
+            paid.append(count)
+
+        joined = asyncio.ensure_future(join(left, right, pay, 1 << 18))
+        here = await asyncio.open_unix_connection(sock=near)
+        there = await asyncio.open_connection(sock=far)
+        here[1].write(data)
+        here[1].write_eof()
+        async with asyncio.timeout(30):
+            assert await there[0].read(-1) == data
+            there[1].write(hashlib.sha256(data).digest() + data)
+            there[1].write_eof()
+            assert await here[0].read(-1) == hashlib.sha256(data).digest() + data
+            await joined
+        assert sum(paid) == 2 * len(data) + 32
+        assert max(paid) <= 1 << 18
+        assert (left.fileno(), right.fileno()) == (-1, -1), "both are closed"
+        here[1].close()
+        there[1].close()
+
+    run(cross())
+
+
+@RUNS
+def test_when_one_end_breaks_the_other_one_ends(run: Run, way, monkeypatch):
+    monkeypatch.setattr(join_module, "LINGER_S", 0.05)
+
+    async def cut() -> None:
+        near, left = socket.socketpair()
+        right, far = tcp_pair()
+        joined = asyncio.ensure_future(join(left, right))
+        reader, writer = await asyncio.open_unix_connection(sock=near)
+        writer.write(b"hello")
+        far.close()
+        async with asyncio.timeout(10):
+            assert await reader.read(-1) == b""
+            await joined
+        writer.close()
+
+    run(cut())
+
+
+@RUNS
+def test_a_cancelled_join_closes_both(run: Run, way):
+    async def cancel() -> None:
+        near, left = socket.socketpair()
+        right, far = tcp_pair()
+        joined = asyncio.ensure_future(join(left, right))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        joined.cancel()
+        await asyncio.wait({joined})
+        assert (left.fileno(), right.fileno()) == (-1, -1)
+        assert near.recv(1) == far.recv(1) == b""
+        near.close()
+        far.close()
+
+    run(cancel())
