@@ -97,6 +97,7 @@ from node.outer.register import CellRegister
 from node.outer.service import USUAL_S, CellMeetings
 from node.outer.window import outer_of
 from node.pipeline.device import DeviceThread
+from node.pipeline.lanes import lanes_of
 from node.pipeline.gradients import GradientSum
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.service import Pipeline
@@ -263,6 +264,8 @@ async def assemble(
     thread = DeviceThread(
         backward_first=config.limits.backward_first,
         failed=tells_of_lost(device, on_error),
+        # Ranks of several local devices are at the same place of a program.
+        lanes=lanes_of(device.device) if local is None else None,
     )
     meter = PipelineMeter(journal, metrics)
     meter.steps.product_s = await asyncio.to_thread(device.tera_s)

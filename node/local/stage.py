@@ -162,10 +162,11 @@ class CutMath(StageMath):
         self._made = CutShare(share, handle)
         return tuple(found)
 
-    def _share(self, grads: Sequence[Tensor | None]) -> Share:
+    def _share(self, grads: Sequence[Tensor | None]) -> tuple[Share, Tensor | None]:
+        # All ranks have looked at their parts.
         share = self._made
         self._made = CutShare({}, Handle(0))
-        return share
+        return share, None
 
     def _storage(self, tensor: Tensor) -> torch.UntypedStorage:
         """Storage at rank 0: only its memory is counted."""
@@ -198,10 +199,11 @@ class CutEndsMath:
                 f"targets of shape {tuple(targets_BT.shape)} for hidden states of "
                 f"{tuple(h_BTD.shape)}"
             )
+        shared = targets_BT.to(h_BTD.device)
         total = self._math.told(
             "loss",
             h_BTD,
-            lambda h: self._program.loss(h, self._program.here.share(targets_BT.contiguous())),
+            lambda h: self._program.loss(h, self._program.here.share(shared.contiguous())),
         )
         return total, tokens
 

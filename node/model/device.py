@@ -10,6 +10,7 @@ from typing import Literal
 
 import psutil
 import torch
+from torch import Tensor
 
 from node.core.errors import OutOfResources, UsageFault
 from node.core.memory import give_freed_back, most_resident
@@ -70,6 +71,14 @@ def give_all_back() -> None:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.accelerator.empty_host_cache()
     give_freed_back()
+
+
+def brought(host: Tensor, device: torch.device) -> Tensor:
+    """A host tensor on a device; the copy is part of the device's computations, and nothing waits
+    for it."""
+    if device.type != "cuda" or host.is_cuda:
+        return host.to(device)
+    return host.pin_memory().to(device, non_blocking=True)
 
 
 @dataclass(frozen=True)

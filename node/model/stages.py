@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from node.core.ids import ENDS
 from node.model.cost import LOGITS_AT_ONCE
+from node.model.device import brought
 from node.model.documents import NO_TARGET, for_loss, lengths_of
 from node.model.products import linear
 from node.model.recompute import recomputed
@@ -389,7 +390,9 @@ class Ends(_Stage):
         """
         h_ND = h_BTD.reshape(-1, h_BTD.shape[-1])
         targets_N = for_loss(targets_BT.reshape(-1))
+        # Counted where they are: of targets on the host nothing waits for the device.
         tokens = int((targets_N != NO_TARGET).sum())
+        targets_N = brought(targets_N, h_BTD.device)
         at_once = max(1, self.logits_at_once // self.settings.vocab)
         if len(targets_N) <= at_once:
             return self._piece(h_ND, targets_N), tokens

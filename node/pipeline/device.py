@@ -1,5 +1,5 @@
-"""The one thread that touches tensors. Everything else stays on the event loop, which never
-computes."""
+"""The one thread that computes with tensors, and the threads of the copies beside it. Everything
+else stays on the event loop, which never computes."""
 
 import asyncio
 import threading
@@ -7,14 +7,22 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 from itertools import count
 from queue import PriorityQueue
 from typing import Any, ParamSpec, TypeVar
 
+from node.pipeline.lanes import Lanes, LaneThread, Mark
+
 P = ParamSpec("P")
 T = TypeVar("T")
+U = TypeVar("U")
+AHEAD = 1
+"""Jobs that are issued while the device computes another one: it goes on without a gap. With more,
+an urgent job would wait for longer."""
 
 
 class Priority(IntEnum):
@@ -35,6 +43,16 @@ class Priority(IntEnum):
     OTHER = 5
 
 
+@dataclass(slots=True, eq=False)
+class _Job:
+    """``fn`` runs on the device thread. ``finish`` makes the result of what ``fn`` returned, once
+    the device has got that far."""
+
+    fn: Callable[[], Any]
+    finish: Callable[[Any], Any] | None = None
+    future: Future[Any] = field(default_factory=Future)
+
+
 class DeviceThread(Executor):
     """A single worker thread with a priority queue.
 
@@ -42,8 +60,12 @@ class DeviceThread(Executor):
     ``loop.run_in_executor(device, fn)`` and never runs beside a forward. ``idle_s`` are
     seconds since the start. With ``backward_first`` False, everything but COMMIT is served in
     order of arrival. One thread alone, the event loop's, queues jobs and closes it. ``failed`` is
-    called, on the device thread, with the error of each job that raises one, before the waiter
+    called, on the thread of the job, with the error of each job that raises one, before the waiter
     gets it.
+
+    ``lanes``: the device's. Where copies run beside computations, a job that has a part to finish
+    is issued, and the next one begins while its result comes down; results come in the order in
+    which their jobs were issued.
     """
 
     def __init__(
@@ -52,14 +74,23 @@ class DeviceThread(Executor):
         *,
         backward_first: bool = True,
         failed: Callable[[BaseException], None] = lambda error: None,
+        lanes: Lanes | None = None,
     ) -> None:
         self.backward_first = backward_first
+        self.lanes = lanes or Lanes()
         self._failed = failed
         self.idle_s = 0.0
-        self._running_since = 0.0
-        self._queue = PriorityQueue[tuple[int, int, Future[Any], Callable[[], Any] | None]]()
+        self._began: dict[_Job, float] = {}
+        """Jobs that run, or whose results come down, and when they began."""
+        self._drained = 0.0
+        """End of the newest result that came down."""
+        self._issued: deque[Mark] = deque()
+        """Ends of the jobs that the device may still compute."""
+        self._uploads = LaneThread(f"{name}-up")
+        self._downloads = LaneThread(f"{name}-down")
+        self._queue = PriorityQueue[tuple[int, int, _Job | None]]()
         self._order = count()
-        self._tokens: deque[tuple[Future[Any], Callable[[], Any]]] = deque()
+        self._tokens: deque[_Job] = deque()
         self._waking = False
         """A job is queued that lets TOKEN jobs in where no other one does."""
         self._closed = False
@@ -68,11 +99,9 @@ class DeviceThread(Executor):
 
     @property
     def busy_for(self) -> float:
-        """Seconds that the running job has been running; 0 while there is none."""
-        since = self._running_since
-        if not since:
-            return 0.0
-        return time.perf_counter() - since
+        """Seconds that the oldest unfinished job has been running; 0 while there is none."""
+        now = time.perf_counter()
+        return now - min(self._began.values(), default=now)
 
     def now(self) -> float:
         """Seconds of the clock by which work on this device is timed."""
@@ -82,50 +111,88 @@ class DeviceThread(Executor):
         """Executor's way in, at the lowest priority."""
         return self.enqueue(Priority.OTHER, partial(fn, *args, **kwargs))
 
-    def enqueue(self, priority: Priority, fn: Callable[[], T]) -> Future[T]:
-        """Queue ``fn``. Raises RuntimeError after :meth:`close`."""
+    def enqueue(
+        self, priority: Priority, fn: Callable[[], Any], finish: Callable[[Any], Any] | None = None
+    ) -> Future[Any]:
+        """Queue ``fn``. ``finish``, if given, makes the result of what ``fn`` returned, beside the
+        jobs that follow if the device has lanes beside. Raises RuntimeError after :meth:`close`."""
         if self._closed:
             raise RuntimeError("the device thread is closed")
-        future: Future[T] = Future()
+        job = _Job(fn, finish)
         if priority is Priority.TOKEN:
-            self._tokens.append((future, fn))
+            self._tokens.append(job)
             if not self._waking:
                 self._waking = True
-                self._queue.put((int(Priority.OTHER), next(self._order), Future(), self._wake))
-            return future
+                self._queue.put((int(Priority.OTHER), next(self._order), _Job(self._wake)))
+            return job.future
         rank = int(Priority.BACKWARD)
         if self.backward_first or priority is Priority.COMMIT:
             rank = int(priority)
-        self._queue.put((rank, next(self._order), future, fn))
-        return future
+        self._queue.put((rank, next(self._order), job))
+        return job.future
 
     async def run(self, fn: Callable[[], T], priority: Priority = Priority.OTHER) -> T:
         """Run ``fn`` on the device thread and return its result; its exceptions are raised here. A
         cancelled waiter takes its job out of the queue."""
         return await asyncio.wrap_future(self.enqueue(priority, fn))
 
+    async def run_through(
+        self, fn: Callable[[], T], finish: Callable[[T], U], priority: Priority
+    ) -> U:
+        """As :meth:`run` for a job with a part to finish, whose result is returned."""
+        return await asyncio.wrap_future(self.enqueue(priority, fn, finish))
+
+    async def beside(self, fn: Callable[[], T]) -> T:
+        """Run ``fn``, a look at a tensor that came or its copy to the device, on the thread of
+        copies up, beside the jobs."""
+        return await asyncio.wrap_future(self._uploads.submit(fn))
+
     def breathe(self) -> None:
         """Run the TOKEN jobs that wait now; later ones wait for the next call. Called by a long
         job, on the device thread, where it can be interrupted: between two layers, forward or
         backward."""
         for _ in range(len(self._tokens)):
-            self._run(*self._tokens.popleft())
+            self._run(self._tokens.popleft())
 
     def _wake(self) -> None:
         self._waking = False
         self.breathe()
 
-    def _run(self, future: Future[Any], fn: Callable[[], Any]) -> None:
+    def _run(self, job: _Job) -> None:
         """Run one job, if somebody still waits for it."""
-        if not future.set_running_or_notify_cancel():
+        if not job.future.set_running_or_notify_cancel():
             return
+        self._began[job] = time.perf_counter()
         try:
-            result = fn()
+            result = job.fn()
+            if job.finish is None:
+                self._end(job, result)
+            elif self.lanes.beside:
+                self._issued.append(self.lanes.mark())
+                self._downloads.post(partial(self._finish, job, job.finish, result))
+            else:
+                self._end(job, job.finish(result))
         except BaseException as error:  # noqa: BLE001 - the waiter gets it
-            self._failed(error)
-            future.set_exception(error)
+            self._fail(job, error)
+
+    def _finish(self, job: _Job, finish: Callable[[Any], Any], made: Any) -> None:
+        """Bring the result of a job here, on the thread of copies down."""
+        try:
+            result = finish(made)
+        except BaseException as error:  # noqa: BLE001 - the waiter gets it
+            self._fail(job, error)
         else:
-            future.set_result(result)
+            self._end(job, result)
+        self._drained = time.perf_counter()
+
+    def _end(self, job: _Job, result: Any) -> None:
+        del self._began[job]
+        job.future.set_result(result)
+
+    def _fail(self, job: _Job, error: BaseException) -> None:
+        self._began.pop(job, None)
+        self._failed(error)
+        job.future.set_exception(error)
 
     def close(self) -> None:
         """Cancel what waits, let the running job end, and stop. Safe to call twice."""
@@ -135,26 +202,45 @@ class DeviceThread(Executor):
         self._closed = True
         if cancel_futures:
             with self._queue.mutex:
-                for _, _, future, _ in self._queue.queue:
-                    future.cancel()
-            for future, _ in tuple(self._tokens):
-                future.cancel()
+                for _, _, job in self._queue.queue:
+                    if job is not None:
+                        job.future.cancel()
+            for job in tuple(self._tokens):
+                job.future.cancel()
         # comes after whatever waits
-        self._queue.put((len(Priority), next(self._order), Future(), None))
+        self._queue.put((len(Priority), next(self._order), None))
         if wait and threading.current_thread() is not self._thread:
             self._thread.join()
+            self._downloads.shutdown()
+        self._uploads.shutdown(wait=False)
 
     def _work(self) -> None:
-        last = time.perf_counter()
         while True:
-            _, _, future, fn = self._queue.get()
-            if fn is None:
+            # Only then is the most urgent job chosen.
+            self._wait_for_room()
+            last = time.perf_counter()
+            _, _, job = self._queue.get()
+            if job is None:
                 return
             start = time.perf_counter()
-            self.idle_s += start - last
-            self._running_since = start
+            if not self._computes():
+                self.idle_s += max(0.0, start - max(last, self._drained))
             self.breathe()
-            self._run(future, fn)
-            self._running_since = 0.0
-            last = time.perf_counter()
-            del future, fn  # an idle worker must not keep the last micro-batch's graph alive
+            self._run(job)
+            del job  # an idle worker must not keep the last micro-batch's graph alive
+
+    def _wait_for_room(self) -> None:
+        """Wait until at most :data:`AHEAD` issued jobs are not done."""
+        # The error of a lost device reaches whoever waits for the job.
+        with suppress(RuntimeError):
+            while len(self._issued) > AHEAD:
+                self._issued.popleft().wait()
+
+    def _computes(self) -> bool:
+        """Return True if the device still computes a job that was issued."""
+        with suppress(RuntimeError):
+            while self._issued:
+                if not self._issued[0].done():
+                    return True
+                self._issued.popleft()
+        return False

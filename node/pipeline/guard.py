@@ -1,12 +1,13 @@
 """Checks of a tensor from a peer before it is used: its numbers must be finite, and of the usual
 size.
 
-The norm is taken on the event loop, where it costs a hundredth of the time of receiving the same
-bytes; of int8 and int4 before, on another thread, while their scales are checked.
+The norm of a tensor that came is taken before, where the tensor is (:mod:`node.pipeline.hops.intake`):
+on the device, on a thread beside the event loop, or on the loop if it is short. The norm of a
+result is taken by the job that made it. Here are only the verdicts.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -29,27 +30,25 @@ class NotFinite(ValueError):
     """We computed something that nobody would take."""
 
 
-def rms(tensor: Tensor) -> float:
-    """Root mean square, summed in fp32; NaN or infinite when a number is, or when their squares are
-    beyond fp32."""
-    return torch.linalg.vector_norm(tensor, dtype=torch.float32).item() / math.sqrt(
-        max(1, tensor.numel())
-    )
-
-
-def check_output(tensor: Tensor) -> None:
-    """Raises NotFinite unless a receiver would take this tensor, on any device. It is in the wire's
-    format: fp16 has overflowed there."""
-    size = rms(tensor)
+def check_output(size: float) -> None:
+    """Raises NotFinite unless a receiver would take a tensor of this root mean square. It is of the
+    numbers in the wire's format: fp16 has overflowed there."""
     if not size <= ABSURD_RMS:  # NaN fails too
         raise NotFinite(f"the result is not finite or absurd: root mean square {size:.3g}")
 
 
-def check_share(grads: list[Tensor]) -> None:
-    """Raises NotFinite when a parameter gradient has a number that is not finite. One pass over
-    them."""
-    norms = torch._foreach_norm(grads) if grads else ()  # pyright: ignore
-    if norms and not math.isfinite(torch.stack(norms).sum().item()):
+def norm_of_share(grads: Sequence[Tensor]) -> Tensor | None:
+    """A scalar that is finite if all numbers of some parameter gradients are, on their device; None
+    for no gradients. One pass over them."""
+    if not grads:
+        return None
+    return torch.stack(torch._foreach_norm(grads)).sum()  # pyright: ignore
+
+
+def check_share(norm: float) -> None:
+    """Raises NotFinite when a parameter gradient has a number that is not finite. ``norm``: as
+    :func:`norm_of_share`."""
+    if not math.isfinite(norm):
         raise NotFinite("a parameter gradient is not finite")
 
 

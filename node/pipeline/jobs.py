@@ -9,6 +9,7 @@ from node.pipeline.hops.driver import MachineDriver
 from node.pipeline.hops.planned import PlannedWork
 from node.pipeline.hops.ports import Host
 from node.pipeline.hops.stash import Stash
+from node.pipeline.lanes import Mark
 from node.pipeline.timing import Timing
 from node.pipeline.visit_buffers import COMPUTE_ERRORS, StageMath, VisitBuffers
 
@@ -50,17 +51,24 @@ class DeviceJobs:
             return
         job, priority = self._job(key, way)
 
-        def timed() -> float:
+        def timed() -> tuple[Mark, Mark] | None:
             if work.dead:
-                return 0.0
-            began = device.now()
+                return None
+            began = device.lanes.mark()
             job(work)
+            return began, device.lanes.mark()
+
+        def finish(marks: tuple[Mark, Mark] | None) -> float:
+            if marks is None:
+                return 0.0
+            began, ended = marks
+            self._math.deliver(work, ended)
             if not keep:
                 work.share = None
-            return device.now() - began
+            return ended.since(began)
 
         try:
-            seconds = await device.run(timed, priority)
+            seconds = await device.run_through(timed, finish, priority)
         except COMPUTE_ERRORS as e:
             lost = isinstance(e, NotFinite)
             telemetry.emit(

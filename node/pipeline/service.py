@@ -108,6 +108,7 @@ class Pipeline:
         )
         self.math = math(module, settings.wire, autocast)
         self.math.pausing(device.breathe)
+        self.math.use(device.lanes)
         self.hops = connect(
             self.host,
             decisions,

@@ -4,6 +4,7 @@ Activations are (sequences B, length T, width D) fp32 at every boundary; inside,
 context decides.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -15,17 +16,17 @@ from torch import Tensor, nn
 
 from node.core.errors import WireError
 from node.core.ids import PeerId
-from node.model.device import free_cached, out_of_memory
+from node.model.device import brought, free_cached, out_of_memory
 from node.model.documents import ends_of, untrained_in, within
 from node.model.stages import Blocks, Ends
 from node.model.text_cache import TextCache, Turn, text_bytes
 from node.pipeline.events import Direction
 from node.pipeline.frames import FrameReader
 from node.pipeline.gradients import Share
-from node.pipeline.guard import check_output, check_share
+from node.pipeline.guard import check_output, check_share, norm_of_share
+from node.pipeline.lanes import Lanes, Mark
 from node.pipeline.settings import forward_only_wire
-from node.wire.coding.formats import BLOCKWISE
-from node.wire.tensors import TensorReader, dtype_of, encode_measured
+from node.wire.tensors import Encoded, TensorReader, begin_encoding
 
 T = TypeVar("T")
 Autocast = Callable[[], AbstractContextManager[object]]
@@ -75,6 +76,8 @@ class VisitBuffers:
     errors: dict[Direction, float] = field(default_factory=dict)
     """Relative errors of the two as they are sent, where they were measured."""
     share: Share | None = None
+    leaving: "Leaving | None" = None
+    """A result that the device may still be computing."""
     loss_sum: float = 0.0
     tokens: int = 0
     nbytes: int = 0
@@ -84,6 +87,31 @@ class VisitBuffers:
 
     def free_graph(self) -> None:
         self.input = self.gradient = self.x = self.y = self.output = self.targets = None
+
+
+@dataclass(frozen=True, slots=True)
+class Leaving:
+    """The result of one direction of a visit, on the device, before anybody has looked at it.
+
+    ``encoded``: the tensor for the next hop in its wire format; None where there is no next one.
+    ``share``: the parameter gradients, None for a forward. ``share_look``: as
+    :func:`~node.pipeline.guard.norm_of_share`. ``losses``: sums in nats, of each piece.
+    """
+
+    way: Direction
+    encoded: Encoded | None
+    share: Share | None = None
+    share_look: Tensor | None = None
+    losses: tuple[Tensor, ...] = ()
+
+    def looks(self) -> list[Tensor]:
+        """All scalars to look at: of the tensor, of the share, of the losses."""
+        found: list[Tensor] = []
+        if self.encoded is not None:
+            found += self.encoded.looks
+        if self.share_look is not None:
+            found.append(self.share_look)
+        return [*found, *self.losses]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +136,8 @@ class StageMath:
 
     Gradients are made by ``torch.autograd.grad`` into fresh tensors, so a backward that fails
     half-way leaves nothing behind. Every job raises NotFinite rather than leave a result behind
-    that is not finite. Where memory runs out, fewer sequences are computed at once from then on.
+    that is not finite. Where copies run beside computations (``lanes``), a job of a visit only
+    issues its work, and :meth:`deliver` looks at the result and brings it here. Where memory runs out, fewer sequences are computed at once from then on.
     ``graph_bytes`` tells what one micro-batch of a shape keeps for backward, measured at its first
     forward; before that it is 0.
 
@@ -121,6 +150,7 @@ class StageMath:
     slice: int = 0
     """Sequences that are computed at once since memory ran out; 0: all of a micro-batch."""
     on_gpu: bool = False
+    lanes: Lanes = Lanes()
 
     def __init__(
         self,
@@ -157,6 +187,18 @@ class StageMath:
         """Have ``pause`` called between two layers, forward and backward."""
         if isinstance(self.module, Blocks | Ends):
             self.module.pause = pause
+
+    def use(self, lanes: Lanes) -> None:
+        """Copy and compute by the lanes of the device thread."""
+        self.lanes = lanes
+
+    def receive(self, reader: FrameReader) -> None:
+        """Bring a tensor to the device, in the wire's format, and look at its numbers there. Beside
+        the jobs. Raises WireError for scales that no encoder writes."""
+        with self.lanes.uploading():
+            if self.lanes.beside:
+                reader.arrive(self.lanes.up)
+            reader.rms()
 
     # Texts
     # ------------------------------------------------------------
@@ -235,7 +277,7 @@ class StageMath:
         x = work.x = self._take(came).requires_grad_()
         work.input = None
         y = self._in_memory(len(x), lambda: self._forward(work, x))
-        work.output = self._encode_for(work, Direction.FORWARD, y)
+        self._leave(work, Leaving(Direction.FORWARD, self._encode_for(work, Direction.FORWARD, y)))
         # As at the ends, where the loss is summed over tokens with a target alone.
         without = len(work.document_ends) + work.untrained
         work.tokens = work.shape[0] * work.shape[1] - without
@@ -257,8 +299,8 @@ class StageMath:
         x = _there(work.x)
         dy = self._take(_there(work.gradient))
         dx, *grads = self._in_memory(len(x), lambda: self._backward(work, x, dy))
-        work.upstream = self._encode_for(work, Direction.BACKWARD, _some(dx, x))
-        work.share = self._share(grads)
+        encoded = self._encode_for(work, Direction.BACKWARD, _some(dx, x))
+        self._leave(work, Leaving(Direction.BACKWARD, encoded, *self._share(grads)))
 
     def _backward(self, work: VisitBuffers, x: Tensor, dy: Tensor) -> Sequence[Tensor | None]:
         if self.recompute != "stage":
@@ -300,30 +342,32 @@ class StageMath:
             raise ValueError(
                 f"the batch is {tuple(tokens.shape)}, the plan's micro-batches are {work.shape}"
             )
-        x = work.x = tokens.to(self._device)
+        x = work.x = brought(tokens, self._device)
         y = self._in_memory(len(x), lambda: self._forward(work, x))
-        work.output = self._encode_for(work, Direction.FORWARD, y)
+        self._leave(work, Leaving(Direction.FORWARD, self._encode_for(work, Direction.FORWARD, y)))
 
     def loss(self, work: VisitBuffers) -> None:
         """Hidden states → loss sum in nats, gradient of the hidden states, the head's share.
         ``targets`` come with the work."""
         h = self._take(_there(work.input)).requires_grad_()
-        targets = _there(work.targets).to(self._device)
-        dh, *grads = self._in_memory(len(h), lambda: self._loss(work, h, targets))
-        if not torch.isfinite(torch.tensor(work.loss_sum)):
-            raise ValueError("the loss is not finite")
-        work.upstream = self._encode_for(work, Direction.BACKWARD, _some(dh, h))
-        work.share = self._share(grads)
+        targets = _there(work.targets)
+        losses: list[Tensor] = []
+        dh, *grads = self._in_memory(len(h), lambda: self._loss(work, h, targets, losses))
+        encoded = self._encode_for(work, Direction.BACKWARD, _some(dh, h))
+        share, look = self._share(grads)
+        self._leave(work, Leaving(Direction.BACKWARD, encoded, share, look, tuple(losses)))
 
-    def _loss(self, work: VisitBuffers, h: Tensor, targets: Tensor) -> Sequence[Tensor | None]:
-        work.loss_sum = 0.0
+    def _loss(
+        self, work: VisitBuffers, h: Tensor, targets: Tensor, losses: list[Tensor]
+    ) -> Sequence[Tensor | None]:
+        losses.clear()
         work.tokens = 0
 
         def part(h: Tensor, targets: Tensor, _: tuple[int, ...]) -> Sequence[Tensor | None]:
             with self.autocast():
                 total, tokens = self._ends.loss(h, targets)
             found = self._grads(total, h, None)
-            work.loss_sum = work.loss_sum + total.item()
+            losses.append(total.detach())
             work.tokens = work.tokens + tokens
             return found
 
@@ -337,19 +381,18 @@ class StageMath:
         grads: Sequence[Tensor | None] = []
         if not self._frozen:
             _, *grads = self._in_memory(len(x), lambda: self._backward(work, x, dy))
-        work.share = self._share(grads)
+        self._leave(work, Leaving(Direction.BACKWARD, None, *self._share(grads)))
 
     @torch.no_grad()
     def embed_only(self, tokens: Tensor, document_ends: Sequence[int] = ()) -> memoryview:
         """Tokens → hidden states as bytes, for work that only goes forward."""
-        x = tokens.to(self._device)
+        x = brought(tokens, self._device)
         ends = tuple(document_ends)
         return self._encode(self._in_memory(len(x), lambda: self._forward_only(x, ends)))
 
     @torch.no_grad()
     def loss_only(self, reader: TensorReader, targets: Tensor) -> tuple[float, int]:
         h = self._take(reader)
-        targets = targets.to(self._device)
         return self._in_memory(len(h), lambda: self._loss_only(h, targets))
 
     def _loss_only(self, h: Tensor, targets: Tensor) -> tuple[float, int]:
@@ -377,7 +420,7 @@ class StageMath:
         out."""
         while True:
             try:
-                return compute()
+                return self.lanes.compute(compute)
             except (RuntimeError, MemoryError) as e:
                 if not out_of_memory(e):
                     raise
@@ -431,6 +474,8 @@ class StageMath:
 
     def _take(self, reader: TensorReader) -> Tensor:
         """The tensor on this device, in fp32. It goes over the bus in the wire's format."""
+        if not self.lanes.beside:
+            reader.arrive(self.lanes.up)
         return reader.numbers(self._device)
 
     def _module(self, x: Tensor, document_ends: tuple[int, ...]) -> Tensor:
@@ -455,38 +500,71 @@ class StageMath:
             return self._gradients(output, inputs, seed)
         return torch.autograd.grad(output, inputs, seed, allow_unused=True)
 
-    def _share(self, grads: Sequence[Tensor | None]) -> Share:
+    def _share(self, grads: Sequence[Tensor | None]) -> tuple[Share, Tensor | None]:
+        """Parameter gradients by name, and the look at them that is still to be taken."""
         share = {name: g for name, g in zip(self._trained, grads, strict=True) if g is not None}
-        check_share(list(share.values()))
-        return share
+        return share, norm_of_share(list(share.values()))
 
     def _encode(self, tensor: Tensor) -> memoryview:
         """The bytes of an activation of work that only goes forward."""
-        return self._encoded(tensor, forward_only_wire(self.wire), measure=False)[0]
+        made = begin_encoding(tensor, forward_only_wire(self.wire), measure=False)
+        after = self.lanes.mark()
+        return self._read(made, self._seen(made.looks, after), after)[0]
 
-    def _encode_for(self, work: VisitBuffers, way: Direction, tensor: Tensor) -> memoryview:
-        """The bytes of a visit's result, in the format that its plan has for them. Of one in
-        :data:`MEASURED` the error is noted in the visit."""
+    def _encode_for(self, work: VisitBuffers, way: Direction, tensor: Tensor) -> Encoded:
+        """A visit's result in the format that its plan has for it. Of one in :data:`MEASURED` the
+        error is measured."""
         wire = work.wires.get(way, self.wire)
         self._encodings += 1
         measure = wire != "fp32" and self._encodings % MEASURED == 1
-        data, error = self._encoded(tensor, wire, measure=measure)
-        if error is not None:
-            work.errors[way] = error
-        return data
+        return begin_encoding(tensor, wire, measure=measure)
 
-    def _encoded(
-        self, tensor: Tensor, wire: str, *, measure: bool
+    def _leave(self, work: VisitBuffers, leaving: Leaving) -> None:
+        """A result of a visit is issued. In line with the computations it is brought here at
+        once."""
+        work.leaving = leaving
+        if not self.lanes.beside:
+            self.deliver(work, self.lanes.mark())
+
+    def deliver(self, work: VisitBuffers, after: Mark) -> None:
+        """Look at the result of the last job of a visit and bring it here, once the computations
+        before ``after`` are done. Raises NotFinite, and ValueError for a loss that is not finite.
+        Does nothing where there is no such result."""
+        leaving = work.leaving
+        work.leaving = None
+        if leaving is None or work.dead:
+            return
+        looks = self._seen(leaving.looks(), after)
+        losses = looks[len(looks) - len(leaving.losses) :]
+        if not math.isfinite(sum(losses)):
+            raise ValueError("the loss is not finite")
+        encoded = leaving.encoded
+        if encoded is not None:
+            data, error = self._read(encoded, looks[: len(encoded.looks)], after)
+            if error is not None:
+                work.errors[leaving.way] = error
+            if leaving.way is Direction.FORWARD:
+                work.output = data
+            else:
+                work.upstream = data
+        if leaving.share_look is not None:
+            check_share(looks[len(looks) - len(losses) - 1])
+        work.share = leaving.share
+        work.loss_sum = sum(losses)
+
+    def _seen(self, looks: Sequence[Tensor], after: Mark) -> list[float]:
+        """What some scalars of the device are, in one copy."""
+        if not looks:
+            return []
+        return self.lanes.down(torch.stack([*looks]), after).tolist()
+
+    def _read(
+        self, encoded: Encoded, looks: Sequence[float], after: Mark
     ) -> tuple[memoryview, float | None]:
-        exact = tensor.detach()
-        checked = exact
-        if wire not in BLOCKWISE:
-            # fp16 may overflow: a receiver's look at the numbers is taken here.
-            checked = exact.to(dtype_of(wire))
-        check_output(checked)
-        if not measure:
-            exact = checked
-        return encode_measured(exact, wire, measure=measure)
+        """The bytes of a tensor that leaves, and its relative error where it is measured. Raises
+        NotFinite."""
+        check_output(encoded.rms(looks))
+        return encoded.read(self.lanes.down(encoded.data, after), looks)
 
     def _storage(self, tensor: Tensor) -> torch.UntypedStorage:
         """The memory of a tensor in this process."""

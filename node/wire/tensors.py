@@ -8,14 +8,15 @@ than its heads is refused too. Numbers are little endian, rows outermost first.
 import contextlib
 import math
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from blake3 import blake3
 
 from node.core.errors import WireError
 from node.wire.coding import formats
-from node.wire.coding.codecs import Coded, dequantise, quantise, relative
+from node.wire.coding.codecs import Coded, check_sendable, dequantise, quantise
 from node.wire.coding.formats import BLOCKWISE
 from protos import tensor_pb2
 
@@ -89,6 +90,63 @@ def encode(tensor: torch.Tensor, wire: str) -> memoryview:
     return cast.view(torch.uint8).numpy().data
 
 
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A tensor in a format that stages send in, and looks at its numbers, all on its own device,
+    which may still be computing them. ``looks``: fp32 scalars: the 2-norm of the numbers in the
+    format (in int8 and int4: of the exact ones); if the error is measured, then the 2-norm of the
+    exact numbers and those of differences."""
+
+    data: torch.Tensor
+    wire: str
+    numbers: int
+    looks: tuple[torch.Tensor, ...]
+
+    def rms(self, looks: Sequence[float]) -> float:
+        """Root mean square of the numbers, from what the looks are."""
+        return looks[0] / math.sqrt(max(1, self.numbers))
+
+    def read(self, data: torch.Tensor, looks: Sequence[float]) -> tuple[memoryview, float | None]:
+        """(bytes to send, relative error if it is measured) of :attr:`data` on the host, and from
+        what the looks are. Raises ValueError in int8 and int4 for a number that is not finite, or
+        nearly so."""
+        if self.wire in BLOCKWISE:
+            check_sendable(data, self.numbers, self.wire)
+        flat = data.reshape(-1).view(torch.uint8).numpy().data
+        if len(looks) < 2:
+            return flat, None
+        _, exact, *off = looks
+        if not exact:
+            return flat, 0.0
+        return flat, math.hypot(*off) / exact
+
+
+def begin_encoding(tensor: torch.Tensor, wire: str, *, measure: bool) -> Encoded:
+    """The numbers of ``tensor`` in any format that stages send in, made on its device without a
+    wait for it. Raises ValueError for an unknown format, and for a tensor that holds no
+    floating-point numbers."""
+    if not tensor.is_floating_point():
+        raise ValueError(f"only floating-point tensors travel, not {tensor.dtype}")
+    exact = tensor.detach()
+    if wire in BLOCKWISE:
+        norm = _norm(exact)
+        encoding, off = quantise(exact, wire, measure=measure)
+        looks = (norm,)
+        if measure:
+            looks = (norm, norm, *off)
+        return Encoded(encoding.raw, wire, exact.numel(), looks)
+    cast = exact.to(dtype_of(wire)).contiguous()
+    looks = (_norm(cast),)
+    if measure:
+        looks = (*looks, _norm(exact), _norm(cast.float() - exact.float()))
+    return Encoded(cast, wire, exact.numel(), looks)
+
+
+def _norm(tensor: torch.Tensor) -> torch.Tensor:
+    """2-norm, summed in fp32."""
+    return torch.linalg.vector_norm(tensor, dtype=torch.float32)
+
+
 def encode_measured(
     tensor: torch.Tensor, wire: str, *, measure: bool
 ) -> tuple[memoryview, float | None]:
@@ -99,20 +157,13 @@ def encode_measured(
     int8 and int4 are made on the tensor's device, and brought over as bytes. Raises ValueError for
     an unknown format, and in int8 and int4 for a number that is not finite, or nearly so.
     """
-    if wire in BLOCKWISE:
-        data, error = quantise(tensor, wire, measure=measure)
-        return to_host(data).numpy().data, error
-    exact = tensor.detach()
-    cast = exact.to(dtype_of(wire))
-    error = None
-    if measure:
-        off = cast.float() - exact.float()
-        error = relative(float(torch.linalg.vector_norm(off)), exact.float())
-    return encode(cast, wire), error
+    made = begin_encoding(tensor, wire, measure=measure)
+    return made.read(to_host(made.data), [look.item() for look in made.looks])
 
 
-def to_host(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor on the CPU; itself where it is there.
+def to_host(tensor: torch.Tensor, *, wait: bool = True) -> torch.Tensor:
+    """The tensor on the CPU; itself where it is there. Without ``wait`` the copy of a tensor of a
+    GPU is only issued, on the current stream.
 
     A tensor of a GPU arrives in page-locked memory, which torch keeps for the next tensor of its
     size. Fresh pageable memory costs the driver a copy of its own and the system a fault for each
@@ -120,7 +171,8 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     """
     if not tensor.is_cuda:
         return tensor.cpu()
-    return _on_host(tensor.shape, tensor.dtype, locked=True).copy_(tensor)
+    host = _on_host(tensor.shape, tensor.dtype, locked=True)
+    return host.copy_(tensor, non_blocking=not wait)
 
 
 def _on_host(shape: Shape, dtype: torch.dtype, *, locked: bool) -> torch.Tensor:
@@ -212,6 +264,8 @@ class TensorReader(BytesReader):
         if wire not in BLOCKWISE:
             self._dtype = dtype_of(wire)
         self._locked = locked
+        self._coded: Coded | None = None
+        """The bytes of the last tensor, looked through."""
         super().__init__(heads, [expected_head(n, shape, wire) for n, shape in expected], wire)
 
     def finish(self) -> list[torch.Tensor]:
@@ -221,25 +275,34 @@ class TensorReader(BytesReader):
         self._widen()
         return done
 
+    def arrive(self, up: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        """Take the tensor to where ``up`` brings it, in the wire's format. Of a reader of one
+        tensor. Raises WireError when bytes are missing."""
+        (came,) = self.raw()
+        self._parts[0] = up(came)
+        self._into = memoryview(b"")  # it would keep the memory of before alive
+
     def rms(self) -> float:
         """Root mean square of the last tensor's numbers; NaN or infinite when a number is, or when
         their squares are beyond fp32. Raises WireError when bytes are missing, and for scales that
         no encoder writes."""
         last = self.raw()[-1]
-        shape = self._wanted[-1].shape
         if self.wire in BLOCKWISE:
-            norm = Coded(last, shape, self.wire).norm()
+            self._coded = Coded(last, self._wanted[-1].shape, self.wire)
+            norm = self._coded.norm()
         else:
             norm = torch.linalg.vector_norm(last, dtype=torch.float32).item()
-        return norm / math.sqrt(max(1, math.prod(shape)))
+        return norm / math.sqrt(max(1, math.prod(self._wanted[-1].shape)))
 
     def numbers(self, device: torch.device) -> torch.Tensor:
         """The first tensor, fp32 on ``device``. It goes over the bus in the wire's format. Raises
         WireError when bytes are missing, and for scales that no encoder writes."""
         came = self.raw()[0].to(device, non_blocking=True)
-        if self.wire in BLOCKWISE:
-            return dequantise(came, self._wanted[0].shape, self.wire)
-        return came.float()
+        if self.wire not in BLOCKWISE:
+            return came.float()
+        if self._coded is not None and self._coded.raw.data_ptr() == came.data_ptr():
+            return self._coded.whole()  # its scales have been looked at
+        return dequantise(came, self._wanted[0].shape, self.wire)
 
     def _widen(self) -> None:
         # One tensor at a time, as it gets full: two copies of everything never exist together.

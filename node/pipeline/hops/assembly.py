@@ -66,7 +66,7 @@ def connect(
     changes = Changes()
     stash = Stash(stash_bytes or STASH, changes.notify)
     guard = Guard(host.transport, host.telemetry.emit, settings.watch)
-    intake = FrameIntake(host.transport, shape, math)
+    intake = FrameIntake(host, shape, math)
     calls = PeerCalls(host, deadlines)
     return Hops(
         driver=driver,

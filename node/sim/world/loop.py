@@ -26,6 +26,7 @@ from typing import Any
 from weakref import WeakSet
 
 from node.pipeline.device import DeviceThread, Priority
+from node.pipeline.lanes import Lanes
 
 STOP_EVERY = 64
 """Callbacks between two looks at whether to stop."""
@@ -298,6 +299,10 @@ def quiet() -> Iterator[None]:
             gc.enable()
 
 
+def _through(fn: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
+    return finish(fn())
+
+
 class SimDevice(DeviceThread):
     """The only compute device of a simulated peer: jobs one after the other, backward before
     forward. A job runs when its turn comes, and is done when the virtual time that it has spent is
@@ -305,6 +310,7 @@ class SimDevice(DeviceThread):
 
     def __init__(self, loop: ProcessLoop, slowness: float = 1.0) -> None:
         self._loop = loop
+        self.lanes = Lanes(self.now)
         self.slowness = slowness
         self.busy_s = 0.0
         self._began = loop.time()
@@ -325,7 +331,11 @@ class SimDevice(DeviceThread):
         """Let the job that runs take ``seconds`` longer."""
         self._spent += seconds * self.slowness
 
-    def enqueue(self, priority: Priority, fn: Callable[[], Any]) -> Any:
+    def enqueue(
+        self, priority: Priority, fn: Callable[[], Any], finish: Callable[[Any], Any] | None = None
+    ) -> Any:
+        if finish is not None:
+            fn = partial(_through, fn, finish)
         future = self._loop.create_future()
         heapq.heappush(self._jobs, (int(priority), next(self._counter), future, fn))
         if not self._busy:

@@ -107,13 +107,19 @@ class Coded(Numbers):
         self.open(start, into)
 
     def whole(self) -> Tensor:
-        """All the numbers in their shape; for fp32 the memory of the bytes."""
+        """All the numbers in their shape, on the device of the bytes; for fp32 their memory."""
         if self.lies:
             return self.raw.view(torch.float32).view(self.shape)
-        return super().whole()
+        if not self.raw.is_cuda:
+            return super().whole()
+        # A GPU reads all pieces at once.
+        into = torch.empty(self.numbers, device=self.raw.device)
+        if self.numbers:
+            self.open(0, into)
+        return into.view(self.shape)
 
     def norm(self) -> float:
-        if self.lies:
+        if self.lies or self.raw.is_cuda:
             return float(torch.linalg.vector_norm(self.whole()))
         return super().norm()
 
@@ -151,13 +157,22 @@ class Encoding:
         self.read = OPENERS[codec](self._raw, numbers)
         """Gives the numbers written there, as everybody will decode them."""
 
+    @property
+    def raw(self) -> Tensor:
+        """All the bytes [nbytes_of] uint8, which nobody has looked at."""
+        return self._raw
+
     def done(self) -> Tensor:
         """All the bytes [nbytes_of] uint8. Raises ValueError as :func:`encode`."""
-        if self.codec in FAULTS and FAULTS[self.codec](self._raw, self.numbers):
-            raise ValueError(
-                f"a number that is not finite, or nearly so, cannot be sent as {self.codec}"
-            )
+        check_sendable(self._raw, self.numbers, self.codec)
         return self._raw
+
+
+def check_sendable(data: Tensor, numbers: int, codec: str) -> None:
+    """Raises ValueError if the bytes of an encoder show that it was given a number that cannot be
+    sent as ``codec``."""
+    if codec in FAULTS and FAULTS[codec](data, numbers):
+        raise ValueError(f"a number that is not finite, or nearly so, cannot be sent as {codec}")
 
 
 def encode(tensor: Tensor, codec: str) -> Tensor:
@@ -176,50 +191,35 @@ def encode(tensor: Tensor, codec: str) -> Tensor:
     return encoding.done()
 
 
-def quantise(tensor: Tensor, codec: str, *, measure: bool = False) -> tuple[Tensor, float | None]:
-    """Returns the bytes [nbytes_of] uint8 of ``tensor`` in a ``BLOCKWISE`` format, on its own
-    device, and the relative error of the numbers in them; None unless ``measure``.
+def quantise(
+    tensor: Tensor, codec: str, *, measure: bool = False
+) -> tuple[Encoding, tuple[Tensor, ...]]:
+    """Returns ``tensor`` in a ``BLOCKWISE`` format, on its own device, and the 2-norms of the
+    differences of each piece from the numbers in it; none unless ``measure``. Nothing is looked at
+    here, so a GPU may still be writing: :meth:`Encoding.done` has the bytes and their check.
 
-    The error is the 2-norm of the differences over the 2-norm of the tensor. Each piece is read
-    again while it is in the cache. Raises ValueError as :func:`encode`.
+    Each piece is read again while it is in the cache.
     """
     flat = tensor.detach().to(torch.float32).reshape(-1)
     numbers = flat.numel()
     encoding = Encoding(numbers, codec, flat.device)
     step = max(1, at_once(flat, numbers))
     again = torch.empty(step if measure else 0, device=flat.device)
-    off = 0.0
+    off: list[Tensor] = []
     for start in range(0, numbers, step):
         piece = flat[start : start + step]
         encoding.write(start, piece)
         if measure:
             read = again[: piece.numel()]
             encoding.read(start, read)
-            off = math.hypot(off, float(torch.linalg.vector_norm(read.sub_(piece))))
-    data = encoding.done()
-    if not measure:
-        return data, None
-    return data, relative(off, flat)
+            off.append(torch.linalg.vector_norm(read.sub_(piece)))
+    return encoding, tuple(off)
 
 
 def dequantise(data: Tensor, shape: Sequence[int], codec: str) -> Tensor:
     """The inverse of :func:`quantise`: fp32 in ``shape``, on the device of ``data``. Raises as
     :class:`Coded`."""
-    found = Coded(data, shape, codec)
-    if not data.is_cuda:
-        return found.whole()
-    into = torch.empty(found.numbers, device=data.device)
-    if found.numbers:
-        found.open(0, into)
-    return into.view(found.shape)
-
-
-def relative(off: float, tensor: Tensor) -> float:
-    """A 2-norm of differences from ``tensor``, relative to its own 2-norm; 0 for a zero tensor."""
-    norm = float(torch.linalg.vector_norm(tensor))
-    if not norm:
-        return 0.0
-    return off / norm
+    return Coded(data, shape, codec).whole()
 
 
 def decode(data: Tensor, numbers: int, codec: str) -> Tensor:

@@ -1,0 +1,201 @@
+"""The ways to a device and back: copies up, computations and copies down, each in an order of its
+own, so that none of them waits for another. Enters: host tensors and results of computations.
+Never: the choice of the next job, which is the device thread's.
+"""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread, current_thread
+from typing import Any, ParamSpec, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from node.wire.tensors import to_host
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class Mark(Protocol):
+    """A point in the order of a device's computations: everything that was issued before it."""
+
+    def wait(self) -> None:
+        """Wait until the computations before this point are done."""
+
+    def done(self) -> bool:
+        """Return True if the computations before this point are done."""
+        ...
+
+    def since(self, earlier: Any) -> float:
+        """Seconds that the device took from an ``earlier`` mark to this one; both are done."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """A mark of a device whose computations are done when their call returns."""
+
+    at: float
+
+    def wait(self) -> None:
+        """Nothing to wait for."""
+
+    def done(self) -> bool:
+        return True
+
+    def since(self, earlier: "Moment") -> float:
+        return self.at - earlier.at
+
+
+class Lanes:
+    """Lanes in line: every copy and every computation is done when its call returns. On the CPU no
+    tensor is copied at all. ``clock``: seconds by which computations are timed."""
+
+    beside = False
+    """True if copies run beside computations, on threads of their own."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+
+    def compute(self, work: Callable[[], T]) -> T:
+        """Issue computations; they may go on when this returns."""
+        return work()
+
+    def mark(self) -> Mark:
+        """The point after everything that was issued so far."""
+        return Moment(self._clock())
+
+    def up(self, host: Tensor) -> Tensor:
+        """The tensor on the device, in the same format; a device in line fetches it itself."""
+        return host
+
+    def uploading(self) -> AbstractContextManager[object]:
+        """The context of :meth:`up` and of looks at what came up."""
+        return nullcontext()
+
+    def down(self, made: Tensor, after: Mark) -> Tensor:
+        """The tensor on the host, once the computations before ``after`` are done."""
+        return to_host(made)
+
+
+class CudaMark:
+    """A mark of a CUDA stream. ``event`` was recorded on it."""
+
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self.event = event
+
+    def wait(self) -> None:
+        self.event.synchronize()
+
+    def done(self) -> bool:
+        return self.event.query()
+
+    def since(self, earlier: "CudaMark") -> float:
+        return earlier.event.elapsed_time(self.event) / 1000
+
+
+class CudaLanes(Lanes):
+    """Lanes of a CUDA device: a stream for each way beside the one that computes.
+
+    Host tensors are page-locked. torch keeps freed page-locked blocks for the next tensor of their
+    size, and gives out a block only when the copies from and to it are over; an output stays in its
+    block until the next hop is DONE with it, which a ring of fixed places could not promise.
+    """
+
+    beside = True
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+        self._computing = torch.cuda.default_stream(device)
+        self._up = torch.cuda.Stream(device)
+        self._down = torch.cuda.Stream(device)
+
+    def mark(self) -> CudaMark:
+        # blocking: a thread that waits sleeps, and leaves the interpreter to the others.
+        event = torch.cuda.Event(enable_timing=True, blocking=True)
+        event.record(self._computing)
+        return CudaMark(event)
+
+    def up(self, host: Tensor) -> Tensor:
+        there = host.to(self._device, non_blocking=True)
+        # Its memory is of the stream of uploads, and is read by the one that computes.
+        there.record_stream(self._computing)
+        return there
+
+    def uploading(self) -> AbstractContextManager[object]:
+        return torch.cuda.stream(self._up)
+
+    def down(self, made: Tensor, after: Mark) -> Tensor:
+        if isinstance(after, CudaMark):
+            self._down.wait_event(after.event)
+        with torch.cuda.stream(self._down):
+            host = to_host(made, wait=False)
+            came = torch.cuda.Event(blocking=True)
+            came.record(self._down)
+        came.synchronize()
+        return host
+
+
+def lanes_of(device: torch.device) -> Lanes:
+    """The lanes of a device: beside each other on a GPU, in line elsewhere."""
+    if device.type == "cuda":
+        return CudaLanes(device)
+    return Lanes()
+
+
+class LaneThread(Executor):
+    """One thread that runs calls in order of arrival. It starts with the first call, and does not
+    hold up the end of the process: a copy of a lost device may never come back."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._calls = SimpleQueue[Callable[[], None] | None]()
+        self._thread: Thread | None = None
+        self._closed = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Queue a call. Raises RuntimeError after :meth:`shutdown`."""
+        if self._closed:
+            raise RuntimeError(f"{self._name} is closed")
+        future: Future[T] = Future()
+        self.post(partial(_carry_out, future, partial(fn, *args, **kwargs)))
+        return future
+
+    def post(self, call: Callable[[], None]) -> None:
+        """Queue a call that raises nothing and whose end nobody waits for."""
+        if self._thread is None:
+            self._thread = Thread(target=self._work, name=self._name, daemon=True)
+            self._thread.start()
+        self._calls.put(call)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Run what was queued, then end."""
+        self._closed = True
+        if self._thread is None:
+            return
+        self._calls.put(None)
+        if wait and current_thread() is not self._thread:
+            self._thread.join()
+
+    def _work(self) -> None:
+        while (call := self._calls.get()) is not None:
+            call()
+            del call  # an idle thread must not keep the last tensor alive
+
+
+def _carry_out(future: Future[T], call: Callable[[], T]) -> None:
+    if not future.set_running_or_notify_cancel():
+        return
+    try:
+        result = call()
+    except BaseException as error:  # noqa: BLE001 - the waiter gets it
+        future.set_exception(error)
+    else:
+        future.set_result(result)
