@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from node.core.memory import let_go
+
 Share = Mapping[str, Tensor]
 """Parameter gradients of one micro-batch, by name; parameters it did not touch are left out."""
 
@@ -55,10 +57,13 @@ class GradientSum:
     def reset(self) -> None:
         """Start an epoch: everything is forgotten."""
         with self._lock:
+            nbytes = sum(tensor.nbytes for tensor in self._sums.values())
+            held = [*self._offered, self._sums]
             self._offered.clear()
             self._sums = {}
             self._tokens = 0
             self.micro_batches = 0
+        let_go(held, nbytes)
 
     @torch.no_grad()
     def _add(self, share: Share) -> None:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from node.core.clock import Clock, SystemClock
 from node.core.ids import ENDS, PeerId, short
 from node.core.journey import Hop, Plan
+from node.core.memory import let_go
 from node.core.tasks import Tasks
 from node.model.documents import ends_of
 from node.model.settings import ModelSettings
@@ -362,9 +363,10 @@ class Pipeline:
                 self.origin.dropped(index, reason)
 
     def _free(self, key: Key) -> None:
-        work = self.hops.stash.pop(key)
-        if work is not None:
-            work.dead = True
+        held = [self.hops.stash.pop(key)]
+        if held[0] is not None:
+            held[0].dead = True
+            let_go(held, held[0].nbytes)
         for way in Direction:
             self.hops.sender.cancel(key, way)
             self.hops.driver.resolve(key, way, False, "freed")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from node.core.errors import WireError
 from node.core.ids import PeerId
+from node.core.memory import let_go
 from node.model.device import brought, free_cached, out_of_memory
 from node.model.documents import ends_of, untrained_in, within
 from node.model.stages import Blocks, Ends
@@ -86,7 +87,10 @@ class VisitBuffers:
     """Freed while its job was queued; the job then does nothing."""
 
     def free_graph(self) -> None:
+        """Free what only a backward needs."""
+        held: list[object] = [self.input, self.gradient, self.x, self.y, self.output, self.targets]
         self.input = self.gradient = self.x = self.y = self.output = self.targets = None
+        let_go(held, self.nbytes)
 
 
 @dataclass(frozen=True, slots=True)

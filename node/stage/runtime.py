@@ -15,6 +15,7 @@ from node.consensus.rules import Read
 from node.core.errors import LocalFault, NetworkFault, PeerFault, StepFault
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Plan, Version
+from node.core.memory import let_go
 from node.core.tasks import Tasks
 from node.epoch import events as ev
 from node.epoch.bounds import Bounds
@@ -188,7 +189,10 @@ class StageRuntime:
             # The swarm begins the epoch anew: no step of the earlier attempt may count.
             self.engines.owner.abort(plan.epoch)
             self.engines.cell.void(plan.epoch)
+        nbytes = sum(tensor.nbytes for tensor in self._fresh.values())
+        held = [self._fresh]
         self._fresh = {}
+        let_go(held, nbytes)
         self._copied = False
         self.plan = plan
         self._round = None

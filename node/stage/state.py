@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from node.core.journey import Version
+from node.core.memory import let_go
 from node.wire.tensors import digest
 
 
@@ -142,7 +143,10 @@ class StageState:
 
     def settle(self) -> None:
         """The version in place is final: forget the one before."""
-        self._before = None
+        if self._before is not None:
+            before = list(self._before[0].values())
+            self._before = None
+            let_go(before, sum(tensor.nbytes for tensor in before))
         self.settled = self.version
 
     def stand(self, version: Version) -> None:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from node.core.ids import PeerId
-from node.pipeline.guard import ABSURD_RMS, NotFinite, check_output, check_share, rms
+from node.pipeline.guard import ABSURD_RMS, NotFinite, check_output, check_share, norm_of_share
 from node.pipeline.watch import LONE, RECENT, YOUNG, ActivationGuard
-from node.wire.tensors import dtype_of
+from node.wire.tensors import begin_encoding
 
 A, B, C, D = (PeerId(x) for x in "abcd")
 LANE = (2, "forward")
@@ -92,20 +92,26 @@ def test_lanes_are_apart_and_zero_switches_it_off():
     assert not fed((A, B), limit=0.0).odd(LANE, A, 1e5)
 
 
+def size(tensor: torch.Tensor, wire: str = "fp32") -> float:
+    """Root mean square of a tensor in a wire format, as its sender looks at it."""
+    made = begin_encoding(tensor, wire, measure=False)
+    return made.rms([look.item() for look in made.looks])
+
+
 def test_the_root_mean_square_and_what_no_receiver_takes():
     x = torch.randn(1000)
-    assert rms(x) == pytest.approx(float(np.sqrt((x.numpy() ** 2).mean())), rel=1e-5)
-    assert rms(x.bfloat16()) == pytest.approx(rms(x), rel=1e-2)
-    for wire in ("fp32", "bf16", "fp16"):
-        check_output(x.to(dtype_of(wire)))
+    assert size(x) == pytest.approx(float(np.sqrt((x.numpy() ** 2).mean())), rel=1e-5)
+    assert size(x, "bf16") == pytest.approx(size(x), rel=1e-2)
+    for wire in ("fp32", "bf16", "fp16", "int8", "int4"):
+        check_output(size(x, wire))
         for bad in (float("nan"), float("inf"), ABSURD_RMS * 40):
             y = x.clone()
             y[3] = bad
             with pytest.raises(NotFinite):
-                check_output(y.to(dtype_of(wire)))
+                check_output(size(y, wire))
     with pytest.raises(NotFinite):
-        check_output(torch.full((4,), 7e4).half())  # finite here, infinite there
-    check_share([x, x])
-    check_share([])
+        check_output(size(torch.full((4,), 7e4), "fp16"))  # finite here, infinite there
+    assert norm_of_share([]) is None
+    check_share(float(norm_of_share([x, x])))
     with pytest.raises(NotFinite):
-        check_share([x, torch.tensor([1.0, float("nan")])])
+        check_share(float(norm_of_share([x, torch.tensor([1.0, float("nan")])])))

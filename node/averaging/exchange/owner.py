@@ -54,6 +54,7 @@ from node.averaging.settings import AveragingSettings
 from node.core.clock import Clock, SystemClock
 from node.core.errors import LocalFault, PeerFault, WireError
 from node.core.ids import PeerId, RoundId
+from node.core.memory import let_go
 from node.core.tasks import Tasks
 from node.telemetry.events import Journal
 from node.transport.port import TransportPort
@@ -151,6 +152,11 @@ class EpochState:
     held: dict[str, FreshPart] = field(default_factory=dict)
     quarantined: dict[PeerId, str] = field(default_factory=dict)
     lost: set[PeerId] = field(default_factory=set)
+
+    def settle(self, why: str) -> None:
+        """Resolve every attempt that is not settled."""
+        for attempt in self.attempts.values():
+            attempt.settle(why)
 
 
 @dataclass(slots=True)
@@ -281,8 +287,9 @@ class ExchangeServer:
 
     def _drop(self, epochs: list[int], why: str) -> None:
         for number in epochs:
-            for attempt in self._epochs.pop(number).attempts.values():
-                attempt.settle(why)
+            held = [self._epochs.pop(number)]
+            held[0].settle(why)
+            let_go(held)
 
     def void(self, epoch: int) -> None:
         """Drop gradients and fresh parts of ``epoch`` and later ones, which may be opened again:

@@ -1,0 +1,277 @@
+"""Copies beside computations: the order of events of a device whose steps a test holds."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from node.model.settings import ModelSettings
+from node.model.stages import build
+from node.pipeline.device import AHEAD, DeviceThread, Priority
+from node.pipeline.guard import NotFinite
+from node.pipeline.lanes import Lanes, LaneThread
+from node.pipeline.visit_buffers import StageMath, VisitBuffers
+from testbed.fakes.slow_lanes import SHORT, SlowLanes
+from testbed.models.visits import arrived, read, visit
+
+T = TypeVar("T")
+MODEL = ModelSettings(layers=1, d_model=64, heads=2, kv_heads=1, d_ff=96, vocab=31, seq_len=16)
+SHAPE = (2, 16, 64)
+LONG_S = 60.0
+"""Bound of every wait for another thread."""
+
+
+class Gate:
+    """One step of a device at a time, which ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.begun = threading.Semaphore(0)
+        self.may_end = threading.Semaphore(0)
+
+    def hold(self) -> None:
+        """Be in the step until it may end."""
+        self.begun.release()
+        assert self.may_end.acquire(timeout=LONG_S)
+
+    async def entered(self) -> None:
+        """Wait until a step is under way."""
+        assert await asyncio.to_thread(self.begun.acquire, timeout=LONG_S)
+
+
+class HeldMark:
+    """The end of computations that a test ends."""
+
+    def __init__(self, ended: threading.Event) -> None:
+        self._ended = ended
+
+    def wait(self) -> None:
+        assert self._ended.wait(LONG_S)
+
+    def done(self) -> bool:
+        return self._ended.is_set()
+
+    def since(self, earlier: Any) -> float:
+        return 0.0
+
+
+class HeldLanes(Lanes):
+    """A device that copies and computes when the test lets it. ``computing``: for each job that was
+    issued, the event of its end."""
+
+    beside = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ups = Gate()
+        self.downs = Gate()
+        self.computing: list[threading.Event] = []
+        self.issued = threading.Semaphore(0)
+
+    def compute(self, work: Callable[[], T]) -> T:
+        made = work()
+        self.computing.append(threading.Event())
+        self.issued.release()
+        return made
+
+    def mark(self) -> HeldMark:
+        if not self.computing:
+            ended = threading.Event()
+            ended.set()
+            return HeldMark(ended)
+        return HeldMark(self.computing[-1])
+
+    def up(self, host: Tensor) -> Tensor:
+        self.ups.hold()
+        return host
+
+    def down(self, made: Tensor, after: Any) -> Tensor:
+        after.wait()
+        if made.numel() >= SHORT:
+            self.downs.hold()
+        return made
+
+    async def began(self) -> None:
+        """Wait until another job is issued."""
+        assert await asyncio.to_thread(self.issued.acquire, timeout=LONG_S)
+
+
+class Stage:
+    """A block stage with its device thread, without a pipeline around it."""
+
+    def __init__(self, lanes: Lanes) -> None:
+        self.device = DeviceThread(lanes=lanes)
+        self.math = StageMath(build(MODEL, 1, 1), "fp32")
+        self.math.use(lanes)
+
+    def forward(self, seed: int) -> "asyncio.Task[VisitBuffers]":
+        """Take a micro-batch through: up, computed, down."""
+        return asyncio.ensure_future(self._forward(seed))
+
+    async def _forward(self, seed: int) -> VisitBuffers:
+        work = arrived(numbers(seed))
+        assert work.input is not None
+        reader = work.input
+        await self.device.beside(lambda: self.math.receive(reader))
+        lanes = self.device.lanes
+
+        def issue() -> Any:
+            self.math.forward(work)
+            return lanes.mark()
+
+        def finish(mark: Any) -> VisitBuffers:
+            self.math.deliver(work, mark)
+            return work
+
+        return await self.device.run_through(issue, finish, Priority.FORWARD)
+
+
+def numbers(seed: int) -> Tensor:
+    return torch.randn(SHAPE, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture
+async def held():
+    lanes = HeldLanes()
+    stage = Stage(lanes)
+    yield stage, lanes
+    stage.device.close()
+
+
+async def test_one_goes_up_while_the_next_computes_and_the_last_comes_down(held):
+    stage, lanes = held
+    visits = []
+    for seed in (1, 2):
+        visits.append(stage.forward(seed))
+        await lanes.ups.entered()
+        lanes.ups.may_end.release()
+        await lanes.began()
+    lanes.computing[0].set()
+    await lanes.downs.entered()
+    visits.append(stage.forward(3))
+    await lanes.ups.entered()
+    # At this moment the first is on its way down, the second computes, the third goes up.
+    assert [v.done() for v in visits] == [False] * 3
+    assert [e.is_set() for e in lanes.computing] == [True, False]
+    lanes.ups.may_end.release()
+    await lanes.began()
+    assert not visits[0].done()
+    for ended in lanes.computing:
+        ended.set()
+    for _ in visits:
+        lanes.downs.may_end.release()
+    done = await asyncio.gather(*visits)
+    plain = StageMath(stage.math.module, "fp32")
+    for work, seed in zip(done, (1, 2, 3), strict=True):
+        expected, _, _ = visit(plain, numbers(seed), numbers(9))
+        assert bytes(work.output) == expected
+
+
+async def test_the_next_job_is_chosen_when_the_device_can_take_it(held):
+    stage, lanes = held
+    order: list[str] = []
+
+    def job(name: str) -> Callable[[], None]:
+        return lambda: lanes.compute(lambda: order.append(name))
+
+    device = stage.device
+    waiting = [
+        device.enqueue(Priority.FORWARD, job(f"f{i}"), lambda made: made) for i in range(AHEAD + 2)
+    ]
+    for _ in range(AHEAD + 1):
+        await lanes.began()
+    waiting.append(device.enqueue(Priority.BACKWARD, job("b"), lambda made: made))
+    assert order == [f"f{i}" for i in range(AHEAD + 1)]
+    lanes.computing[0].set()
+    await lanes.began()
+    assert order[-1] == "b"
+    lanes.computing[1].set()
+    await lanes.began()
+    for ended in lanes.computing:
+        ended.set()
+    await asyncio.gather(*(asyncio.wrap_future(f) for f in waiting))
+    assert order[-1] == f"f{AHEAD + 1}"
+
+
+async def test_results_that_may_not_leave_are_refused_when_they_are_looked_at(held):
+    stage, lanes = held
+    with torch.no_grad():
+        next(stage.math.module.parameters()).fill_(float("nan"))
+    bad = stage.forward(1)
+    await lanes.ups.entered()
+    lanes.ups.may_end.release()
+    await lanes.began()
+    assert not bad.done()
+    lanes.computing[0].set()
+    with pytest.raises(NotFinite):
+        await bad
+    assert await stage.device.run(lambda: 5) == 5
+
+
+async def test_a_job_that_is_issued_counts_as_running_until_its_result_is_here(held):
+    stage, lanes = held
+    visited = stage.forward(1)
+    await lanes.ups.entered()
+    lanes.ups.may_end.release()
+    await lanes.began()
+    lanes.computing[0].set()
+    await lanes.downs.entered()
+    assert stage.device.busy_for > 0
+    lanes.downs.may_end.release()
+    await visited
+    assert stage.device.busy_for == 0
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_slow_double_computes_what_the_cpu_does(beside: bool):
+    x = numbers(1)
+    dy = numbers(2)
+    expected = visit(StageMath(build(MODEL, 1, 1), "fp32"), x, dy)
+    math = StageMath(build(MODEL, 1, 1), "fp32")
+    lanes = SlowLanes(0.001, 0.001, beside=beside)
+    math.use(lanes)
+    work = arrived(x)
+    assert work.input is not None
+    math.receive(work.input)
+    math.forward(work)
+    math.deliver(work, lanes.mark())
+    output = bytes(work.output or b"")
+    work.gradient = read(dy)
+    math.receive(work.gradient)
+    math.backward(work)
+    math.deliver(work, lanes.mark())
+    assert (output, bytes(work.upstream or b"")) == expected[:2]
+    assert work.share is not None
+    assert all(torch.equal(work.share[n], g) for n, g in expected[2].items())
+
+
+def test_in_line_nothing_is_copied():
+    x = numbers(1)
+    reader = read(x)
+    memory = reader.raw()[0].data_ptr()
+    math = StageMath(build(MODEL, 1, 1), "fp32")
+    math.receive(reader)
+    assert reader.numbers(torch.device("cpu")).data_ptr() == memory
+    lanes = Lanes()
+    assert lanes.down(x, lanes.mark()) is x
+
+
+def test_a_lane_runs_calls_in_order_and_takes_none_after_its_end():
+    lane = LaneThread("lane")
+    lane.shutdown()  # never used
+    lane = LaneThread("lane")
+    order: list[int] = []
+    gate = threading.Event()
+    calls = [lane.submit(gate.wait), *(lane.submit(order.append, i) for i in range(5))]
+    calls[3].cancel()
+    lost = lane.submit(lambda: 1 / 0)
+    gate.set()
+    with pytest.raises(ZeroDivisionError):
+        lost.result(LONG_S)
+    lane.shutdown()
+    assert order == [0, 1, 3, 4]
+    with pytest.raises(RuntimeError, match="closed"):
+        lane.submit(print)
