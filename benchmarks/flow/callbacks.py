@@ -95,9 +95,7 @@ class CallbackMeter:
         self._began = 0.0
         if seconds >= self._told_s:
             garbage_s = round(self._garbage_s, 5)
-            turn = Turn(
-                time.time(), round(seconds, 5), named(callback), self._where, garbage_s
-            )
+            turn = Turn(time.time(), round(seconds, 5), named(callback), self._where, garbage_s)
             self._out.write(json.dumps(asdict(turn)) + "\n")
 
     def _collects(self, phase: str, info: dict[str, int]) -> None:

@@ -97,8 +97,8 @@ from node.outer.register import CellRegister
 from node.outer.service import USUAL_S, CellMeetings
 from node.outer.window import outer_of
 from node.pipeline.device import DeviceThread
-from node.pipeline.lanes import lanes_of
 from node.pipeline.gradients import GradientSum
+from node.pipeline.lanes import lanes_of
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.service import Pipeline
 from node.pipeline.settings import PipelineLimits

@@ -1,9 +1,9 @@
 """Checks of a tensor from a peer before it is used: its numbers must be finite, and of the usual
 size.
 
-The norm of a tensor that came is taken before, where the tensor is (:mod:`node.pipeline.hops.intake`):
-on the device, on a thread beside the event loop, or on the loop if it is short. The norm of a
-result is taken by the job that made it. Here are only the verdicts.
+The norm of a tensor that came is taken before (:mod:`node.pipeline.hops.intake`): on the device, on
+a thread beside the event loop, or on the loop if it is short. The norm of a result is taken by the
+job that made it. Here are only the verdicts.
 """
 
 import math

@@ -141,9 +141,9 @@ class StageMath:
     Gradients are made by ``torch.autograd.grad`` into fresh tensors, so a backward that fails
     half-way leaves nothing behind. Every job raises NotFinite rather than leave a result behind
     that is not finite. Where copies run beside computations (``lanes``), a job of a visit only
-    issues its work, and :meth:`deliver` looks at the result and brings it here. Where memory runs out, fewer sequences are computed at once from then on.
-    ``graph_bytes`` tells what one micro-batch of a shape keeps for backward, measured at its first
-    forward; before that it is 0.
+    issues its work, and :meth:`deliver` looks at the result and brings it here. Where memory runs
+    out, fewer sequences are computed at once from then on. ``graph_bytes`` tells what one
+    micro-batch of a shape keeps for backward, measured at its first forward; before that it is 0.
 
     ``recompute``: "layers" has the module keep the input of every layer and compute the layer again
     in backward, "stage" keeps the input of the module alone; "off" keeps everything. ``gradients``:
