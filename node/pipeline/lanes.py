@@ -5,7 +5,7 @@ Never: the choice of the next job, which is the device thread's.
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -150,7 +150,7 @@ def lanes_of(device: torch.device) -> Lanes:
     return Lanes()
 
 
-class LaneThread(Executor):
+class LaneThread:
     """One thread that runs calls in order of arrival. It starts with the first call, and does not
     hold up the end of the process: a copy of a lost device may never come back."""
 
@@ -175,12 +175,13 @@ class LaneThread(Executor):
             self._thread.start()
         self._calls.put(call)
 
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Run what was queued, then end."""
+    def shutdown(self, *, wait: bool = True) -> None:
+        """Run what was queued, then end. Safe to call twice."""
+        if self._thread is not None and not self._closed:
+            self._calls.put(None)
         self._closed = True
         if self._thread is None:
             return
-        self._calls.put(None)
         if wait and current_thread() is not self._thread:
             self._thread.join()
 

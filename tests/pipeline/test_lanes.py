@@ -3,18 +3,25 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
 import torch
 from torch import Tensor
 
+from node.core.ids import PeerId
+from node.core.memory import SCARCE, let_go
 from node.model.settings import ModelSettings
 from node.model.stages import build
 from node.pipeline.device import AHEAD, DeviceThread, Priority
+from node.pipeline.frames import CHUNK, FrameReader, FrameShape
 from node.pipeline.guard import NotFinite
+from node.pipeline.hops.intake import FrameIntake
 from node.pipeline.lanes import Lanes, LaneThread
 from node.pipeline.visit_buffers import StageMath, VisitBuffers
+from node.wire.tensors import chunks, encode_measured, expected_head
+from protos import pipeline_pb2 as pb
 from testbed.fakes.slow_lanes import SHORT, SlowLanes
 from testbed.models.visits import arrived, read, visit
 
@@ -275,3 +282,67 @@ def test_a_lane_runs_calls_in_order_and_takes_none_after_its_end():
     assert order == [0, 1, 3, 4]
     with pytest.raises(RuntimeError, match="closed"):
         lane.submit(print)
+
+
+@pytest.mark.parametrize(("wire", "length", "aside"), [("bf16", 16, False), ("bf16", 2048, True)])
+async def test_a_large_tensor_is_looked_at_beside_the_event_loop(wire, length, aside):
+    shape = (1, length, MODEL.d_model)
+    sizes = FrameShape(1, length, MODEL.d_model, wire, 1)
+    x = torch.randn(shape)
+    device = DeviceThread()
+    math = StageMath(build(MODEL, 1, 1), wire)
+    moved: list[int] = []
+    transport = SimpleNamespace(count=lambda peer, received, plane: moved.append(received))
+    intake = FrameIntake(SimpleNamespace(device=device, transport=transport), sizes, math)
+    threads: list[int] = []
+    receive = math.receive
+
+    def looked(reader: FrameReader) -> None:
+        threads.append(threading.get_ident())
+        receive(reader)
+
+    math.receive = looked
+    data, _ = encode_measured(x, wire, measure=False)
+    pieces = iter([pb.Frame(chunk=chunk) for chunk in chunks(data, CHUNK)])
+
+    async def next_piece() -> pb.Frame:
+        return next(pieces)
+
+    try:
+        head = pb.FrameHead(tensor=expected_head("", shape, wire))
+        reader = await intake.read(PeerId("a"), head, shape, False, next_piece)
+    finally:
+        device.close()
+    assert reader.rms() == pytest.approx(1.0, rel=0.1)
+    assert moved == [len(data)]
+    assert len(threads) == aside
+    assert threading.get_ident() not in threads
+
+
+class Block:
+    """Memory that says which thread gave it up."""
+
+    def __init__(self, gone: "list[int]", went: threading.Event) -> None:
+        self._gone = gone
+        self._went = went
+
+    def __del__(self) -> None:
+        self._gone.append(threading.get_ident())
+        self._went.set()
+
+
+@pytest.mark.parametrize("large", [False, True])
+async def test_large_memory_is_given_up_on_another_thread(large: bool):
+    gone: list[int] = []
+    went = threading.Event()
+    work = VisitBuffers(0.0, SHAPE, nbytes=SCARCE if large else 1)
+    work.x = Block(gone, went)
+    work.free_graph()
+    assert await asyncio.to_thread(went.wait, LONG_S)
+    assert (gone == [threading.get_ident()]) is not large
+
+
+def test_without_an_event_loop_memory_is_given_up_at_once():
+    gone: list[int] = []
+    let_go([Block(gone, threading.Event())])
+    assert gone == [threading.get_ident()]
