@@ -198,10 +198,15 @@ class StageMath:
 
     def receive(self, reader: FrameReader) -> None:
         """Bring a tensor to the device, in the wire's format, and look at its numbers there. Beside
-        the jobs. Raises WireError for scales that no encoder writes."""
+        the jobs. Where the device has no memory for it, its job will fetch it. Raises WireError for
+        scales that no encoder writes."""
         with self.lanes.uploading():
             if self.lanes.beside:
-                reader.arrive(self.lanes.up)
+                try:
+                    reader.arrive(self.lanes.up)
+                except RuntimeError as e:
+                    if not out_of_memory(e):
+                        raise
             reader.rms()
 
     # Texts
