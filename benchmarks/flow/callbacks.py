@@ -103,8 +103,12 @@ class CallbackMeter:
             return
         if phase == "start":
             self._collecting = time.thread_time()
-        else:
-            self._garbage_s += time.thread_time() - self._collecting
+            return
+        seconds = time.thread_time() - self._collecting
+        self._garbage_s += seconds
+        if seconds >= SEEN_S:
+            searched = len(gc.get_objects(info["generation"]))
+            self._where = f"garbage of generation {info['generation']}, {searched} objects left"
 
     def _look(self, number: int, frame: FrameType | None) -> None:
         if self._began and not self._where and time.thread_time() - self._began > SEEN_S:
