@@ -6,7 +6,7 @@ import os
 if where := os.environ.get("SCARCE", ""):
     import torch
 
-    from node.optim.owner import Owner
+    from node.optim.steps import PartSteps
     from node.pipeline.visit_buffers import StageMath
 
     AFTER = 30
@@ -29,4 +29,4 @@ if where := os.environ.get("SCARCE", ""):
     StageMath._forward = scarce("forward", StageMath._forward)
     StageMath._backward = scarce("backward", StageMath._backward)
     StageMath._loss = scarce("loss", StageMath._loss)
-    Owner._step = scarce("step", Owner._step)
+    PartSteps.step = scarce("step", PartSteps.step)

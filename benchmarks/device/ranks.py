@@ -427,7 +427,7 @@ def speed(report: Report, here: Rank, ranks: PipedRanks, model: ModelSettings) -
     )
 
 
-def rows(report: Report, quick: bool = False) -> None:
+def rows(report: Report, root: Path | None = None, quick: bool = False) -> None:
     """Measure and add the rows of item 4."""
     optimizers = OPTIMIZERS
     model = LARGE

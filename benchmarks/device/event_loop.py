@@ -10,9 +10,10 @@ processor time of the loop's thread (``callbacks.py``), after the first epoch.
 
 import contextlib
 import sys
+from pathlib import Path
 from typing import Any
 
-from benchmarks.flow.callbacks import MODULE, Turn, read_turns
+from benchmarks.device.callbacks import MODULE, Turn, read_turns
 from benchmarks.report import Report
 from testbed.daemons.books import COMMITTED
 from testbed.daemons.fleet import Box, Hang, Peer, folder
@@ -78,7 +79,7 @@ def measured(wire: str, epochs: int) -> dict[str, list[Turn]]:
         return {p.label: read_turns(p.home, done[0].at, done[epochs].at) for p in peers}
 
 
-def rows(report: Report, quick: bool = False) -> None:
+def rows(report: Report, root: Path | None = None, quick: bool = False) -> None:
     """Measure and add the rows."""
     epochs = EPOCHS
     if quick:

@@ -1,24 +1,19 @@
 """Fewer bytes between stages: tokens per second on slow lines, held-out loss, and cost of the codec
 for int8 and int4 beside bf16.
 
-    python -m benchmarks.device [--only speed,loss,codec,4,5] [--quick] [--json -]
-
-speed: swarms of two daemons, ends and one block stage, each in a network namespace of its own, with
-a line of 3 Mbit/s and 100 ms each way between them (needs root; packets are delayed and paced by
-the hub of ``testbed/networks/wan.py``). One swarm for each format, and one whose plans may choose.
-The busy share of the bf16 swarm's line shows that the line is the limit. loss: models of four
-stages in one process, whose activations and gradients go through the codec of the daemons at every
-boundary; three seeds for each format. codec: seconds of encoding, checking and decoding, on one
-thread. 4: the optimizer's step over two ranks of a box (``benchmarks/ranks.py``). 5: the tunnels of
-:mod:`benchmarks.tunnels`.
-
-Takes 20 minutes, with --quick 5.
+Part 1 of ``python -m benchmarks.device``. Speed: swarms of two daemons, ends and one block stage,
+each in a network namespace of its own, with a line of 3 Mbit/s and 100 ms each way between them
+(needs root; packets are delayed and paced by the hub of ``testbed/networks/wan.py``). One swarm for
+each format, and one whose plans may choose. The busy share of the bf16 swarm's line shows that the
+line is the limit. Loss: models of four stages in one process, whose activations and gradients go
+through the codec of the daemons at every boundary; three seeds for each format. Codec: seconds of
+encoding, checking and decoding, on one thread.
 """
 
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -27,9 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks import ranks, tunnels
-from benchmarks.report import Report, chosen, command_line
-from benchmarks.shared.parts import run_part
+from benchmarks.report import Report
 from node.core.ids import ENDS
 from node.manifest import Manifest, amended
 from node.model.documents import ends_of, lengths_of
@@ -45,7 +38,6 @@ from testbed.reference.swarm import Reference
 from testbed.reference.unsplit import Unsplit
 
 ITEM = "1"
-PARTS = ("speed", "loss", "codec", ranks.ITEM, "5")
 RATE_BPS = 3e6
 DELAY_S = 0.1
 BUSY = 0.9
@@ -385,36 +377,10 @@ def _codec(report: Report, x: Tensor, wire: str) -> None:
 # ------------------------------------------------------------------ all
 
 
-def rows(
-    report: Report, root: Path | None = None, quick: bool = False, only: Collection[str] = PARTS
-) -> None:
+def rows(report: Report, root: Path | None = None, quick: bool = False) -> None:
     """Measure and add the rows. ``root`` is not used: swarms have folders of their own."""
-    if ranks.ITEM in only:
-        ranks.rows(report, quick)
-    if "5" in only:
-        run_part(report, "5 tunnels", tunnels.rows)
-    if not {*only} - {ranks.ITEM, "5"}:
-        return
     began = time.monotonic()
-    if "codec" in only:
-        codec_rows(report)
-    if "loss" in only:
-        loss_rows(report, quick)
-    if "speed" in only:
-        speed_rows(report, quick)
+    codec_rows(report)
+    loss_rows(report, quick)
+    speed_rows(report, quick)
     report.add(f"{ITEM} this measurement took", round(time.monotonic() - began), "s")
-
-
-def main() -> int:
-    """Measure, print, and exit 0 when every target holds."""
-    parser = command_line(__doc__)
-    parser.add_argument("--only", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
-    parser.add_argument("--quick", action="store_true", help="short epochs, one seed, few updates")
-    asked = parser.parse_args()
-    report = Report()
-    rows(report, quick=asked.quick, only=chosen(parser, asked.only, PARTS))
-    return report.end(asked.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -28,7 +28,7 @@ import uvloop
 
 from testbed.daemons import forks
 
-MODULE = "benchmarks.flow.callbacks"
+MODULE = "benchmarks.device.callbacks"
 TOLD_S = 0.001
 SEEN_S = 0.0015
 """Processor seconds of a callback after which the running code is looked up."""

@@ -1,24 +1,20 @@
 """Speed of pairs of peers that cannot dial each other, beside a pair that can: hosts in network
 namespaces, behind routers, with daemons' transports.
 
-    python -m benchmarks.tunnels [--json -]    # two minutes; root, iproute2, nftables
-
-Direct: two hosts without a router. Reversed: from a host behind a router to one without. Punched:
-both behind routers that keep ports. Relayed: both behind routers that give every connection another
-port. All pairs are connected at the same time, and each moves its bytes in turn, so that a slow
-moment of the machine meets all. A pair that stays on libp2p is a row that does not hold.
+Part 5 of ``python -m benchmarks.device`` (root, iproute2, nftables). Direct: two hosts without a
+router. Reversed: from a host behind a router to one without. Punched: both behind routers that keep
+ports. Relayed: both behind routers that give every connection another port. All pairs are connected
+at the same time, and each moves its bytes in turn, so that a slow moment of the machine meets all.
+A pair that stays on libp2p is a row that does not hold.
 """
 
-import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.report import Report, command_line
-from benchmarks.shared.parts import run_part
+from benchmarks.report import Report
 from testbed.daemons.fleet import Hang
 from testbed.networks.hosts import HostPeer
 from testbed.networks.internet import Internet, why_not
@@ -122,16 +118,3 @@ def moved(pair: Pair, peers: dict[str, HostPeer]) -> float:
     if got.get("bytes") != MOVED or got["path"] != pair.path:
         raise Hang(f"{pair.path}: {got}")
     return got["seconds"]
-
-
-def main() -> int:
-    """Measure, print, and exit 0 when every target holds."""
-    asked = command_line(__doc__).parse_args()
-    report = Report()
-    part: Callable[[Report, Path], None] = rows
-    run_part(report, f"{ITEM} tunnels", part)
-    return report.end(asked.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

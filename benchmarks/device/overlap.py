@@ -9,6 +9,7 @@ allows 25 of them a second. Figures are of the middle of an epoch, when the wind
 """
 
 import asyncio
+import pathlib
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
@@ -113,7 +114,7 @@ def _batch(index: int) -> tuple[Tensor, Tensor]:
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def rows(report: Report, quick: bool = False) -> None:
+def rows(report: Report, root: pathlib.Path | None = None, quick: bool = False) -> None:
     """Measure and add the rows."""
     count = MICRO_BATCHES
     if quick:

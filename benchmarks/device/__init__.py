@@ -1,0 +1,1 @@
+"""How little devices, lines and boxes of a swarm wait: ``python -m benchmarks.device``."""
