@@ -27,6 +27,7 @@ from node.epoch.leader.leader import Leader, Phase
 from node.optim.owner import Owner
 from node.sim.process import SimPeer, Swarm
 from node.stage.inner_round import caps_of
+from node.wire.remote import HeldTensor, collected
 
 NEAR = 1e-4
 """Most by which a mean may differ from the right one: the rounding of fp32."""
@@ -554,8 +555,8 @@ class AppliedOnce(Checker):
             )
 
 
-def _mark(state: Mapping[str, Tensor]) -> bytes:
-    return b"".join(state[key].numpy().tobytes() for key in sorted(state))
+def _mark(state: Mapping[str, HeldTensor]) -> bytes:
+    return b"".join(collected(state[key]).numpy().tobytes() for key in sorted(state))
 
 
 @dataclass

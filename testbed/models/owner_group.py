@@ -13,6 +13,7 @@ from node.optim.ownership import assign
 from node.optim.parts import parts_of, state_shapes
 from node.optim.settings import OptimSettings
 from node.optim.state_replica import Spares, buddy
+from node.wire.remote import HeldTensor, collected
 from node.wire.tensors import TensorReader, chunks, dtype_of, encode, expected_head
 from testbed.reference.swarm import step_all
 
@@ -120,11 +121,11 @@ class Group:
                 )
             self.lost += not state
 
-    def travelled(self, name: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def travelled(self, name: str, state: Mapping[str, HeldTensor]) -> dict[str, Tensor]:
         """The state as a peer has it after fetching: through bytes, checked against the declared
         shapes."""
         declared = sorted(state_shapes(name, self.shapes[name], self.settings).items())
-        sent = {key: tensor.float() for key, tensor in state.items()}
+        sent = {key: collected(tensor).float() for key, tensor in state.items()}
         reader = TensorReader(
             [expected_head(key, sent[key].shape, "fp32") for key, _ in declared], declared, "fp32"
         )
@@ -156,7 +157,7 @@ def compared(method: str, steps: int = STEPS, parameters: str = "fp32") -> tuple
         whole = step_all(alone, whole, gradients, epoch)
     worst = max(float((split[n] - whole[n]).abs().max()) for n in SHAPES)
     for name, peer in group.plan.items():
-        ours = group.owners[peer].state(name)
-        theirs = alone.state(name)
+        ours = {key: collected(held) for key, held in group.owners[peer].state(name).items()}
+        theirs = {key: collected(held) for key, held in alone.state(name).items()}
         worst = max([worst, *(float((ours[key] - theirs[key]).abs().max()) for key in theirs)])
     return worst, group

@@ -81,7 +81,7 @@ def test_the_compose_topology_trains_and_survives_a_kill(
     each = 16 * 32
     assert said["epochs"] * each - said["tokens"] in (0, each), "the next plan tells the last ones"
     assert 0 < said["loss_val"] < said["loss_first"], said
-    assert len(said["sample"]) > 10
+    assert said["sample"].strip()
     (log,) = tmp_path.glob("ends*/log/events.jsonl")
     measured = [t for t in read_told("ends", log) if t.kind == "evaluated"]
     assert [int(t.get("epoch")) for t in measured[:2]] == [0, 2], "before the first step too"

@@ -313,7 +313,7 @@ class SimDevice(DeviceThread):
         self.lanes = Lanes(self.now)
         self.slowness = slowness
         self.busy_s = 0.0
-        self._began = loop.time()
+        self._made_at = loop.time()
         self._jobs: list[tuple[int, int, asyncio.Future[Any], Callable[[], Any]]] = []
         self._counter = count()
         self._busy = False
@@ -322,7 +322,7 @@ class SimDevice(DeviceThread):
 
     @property
     def idle_s(self) -> float:  # type: ignore[override]
-        return self._loop.time() - self._began - self.busy_s
+        return self._loop.time() - self._made_at - self.busy_s
 
     def now(self) -> float:
         return self._loop.time() + self._spent
