@@ -569,7 +569,7 @@ class Daemon(Node):
     ) -> None:
         """Build the stage, bring it to the newest state, and take part. ``again``: after a pause,
         so that no other stage is chosen. Raises LocalFault if that cannot be."""
-        await self._first_work()
+        await self._first_work(first=not again)
         process = resident(os.getpid()) + self.memory_beside()[0] + KERNELS
         own = MainMemory(process=process, libraries=of_files(os.getpid()))
         split: dict[int, str] = {}
@@ -1027,14 +1027,20 @@ class Daemon(Node):
             others = self.presence.view.everybody.values()
         return not any(e.body.reach == Standing.OPEN.value for e in others)
 
-    async def _first_work(self) -> None:
+    async def _first_work(self, *, first: bool) -> None:
         """Let torch do its first work on the processor, if stages of this daemon work there: it
-        takes memory beside any stage's. Raises as :meth:`Device.pick`."""
+        takes memory beside any stage's. ``first``: this daemon has had no stage yet. Raises as
+        :meth:`Device.pick`."""
         node = self.config.node
         device = Device.pick(node.device)
         if node.local_devices == 1 and not device.is_cuda:
             set_threads(node.threads)
             await asyncio.to_thread(first_work, device)
+        if first:
+            # The first backward loads 480 modules of sympy: a search of their 38,000 objects for
+            # garbage stopped the event loop for 20 to 50 ms in the middle of an epoch. There has
+            # been no stage, whose tensors must not be set aside.
+            gc.freeze()
 
     async def _keep_pledge(self) -> None:
         while True:

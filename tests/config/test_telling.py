@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from node.app import daemon as running
 from node.app import snapshot as module
 from node.app.daemon import Daemon, fault_line, serve_metrics
 from node.app.operator_service import OperatorService
@@ -230,3 +231,18 @@ def test_a_start_in_an_ended_run_is_refused_before_anything_is_said(tmp_path, to
     assert ours.order(manifest.run_id).endswith("}"), "it is known at the next start too"
     daemon.role = "rendezvous"
     Daemon._check_not_ended(daemon)
+
+
+@pytest.mark.parametrize("first", [True, False])
+async def test_what_the_first_work_loads_is_not_searched_for_garbage(first, monkeypatch):
+    """Later there has been a stage, whose memory must come back."""
+    worked: list[object] = []
+    frozen: list[bool] = []
+    monkeypatch.setattr(running, "first_work", worked.append)
+    monkeypatch.setattr(running, "set_threads", lambda threads: None)
+    monkeypatch.setattr(running.gc, "freeze", lambda: frozen.append(bool(worked)))
+    node = SimpleNamespace(device="cpu", local_devices=1, threads=1)
+    alone = SimpleNamespace(config=SimpleNamespace(node=node))
+    await Daemon._first_work(alone, first=first)
+    assert len(worked) == 1
+    assert frozen == [True] * first
