@@ -284,7 +284,7 @@ def test_a_lane_runs_calls_in_order_and_takes_none_after_its_end():
         lane.submit(print)
 
 
-@pytest.mark.parametrize(("wire", "length", "aside"), [("bf16", 16, False), ("bf16", 4096, True)])
+@pytest.mark.parametrize(("wire", "length", "aside"), [("bf16", 16, False), ("bf16", 16384, True)])
 async def test_a_large_tensor_is_looked_at_beside_the_event_loop(wire, length, aside):
     shape = (1, length, MODEL.d_model)
     sizes = FrameShape(1, length, MODEL.d_model, wire, 1)
