@@ -80,7 +80,7 @@ class DeviceThread(Executor):
         self.lanes = lanes or Lanes()
         self._failed = failed
         self.idle_s = 0.0
-        self._began: dict[_Job, float] = {}
+        self._running: dict[_Job, float] = {}
         """Jobs that run, or whose results come down, and when they began."""
         self._drained = 0.0
         """End of the newest result that came down."""
@@ -101,7 +101,7 @@ class DeviceThread(Executor):
     def busy_for(self) -> float:
         """Seconds that the oldest unfinished job has been running; 0 while there is none."""
         now = time.perf_counter()
-        return now - min(self._began.values(), default=now)
+        return now - min(self._running.values(), default=now)
 
     def now(self) -> float:
         """Seconds of the clock by which work on this device is timed."""
@@ -162,7 +162,7 @@ class DeviceThread(Executor):
         """Run one job, if somebody still waits for it."""
         if not job.future.set_running_or_notify_cancel():
             return
-        self._began[job] = time.perf_counter()
+        self._running[job] = time.perf_counter()
         try:
             result = job.fn()
             if job.finish is None:
@@ -186,11 +186,11 @@ class DeviceThread(Executor):
         self._drained = time.perf_counter()
 
     def _end(self, job: _Job, result: Any) -> None:
-        del self._began[job]
+        del self._running[job]
         job.future.set_result(result)
 
     def _fail(self, job: _Job, error: BaseException) -> None:
-        self._began.pop(job, None)
+        self._running.pop(job, None)
         self._failed(error)
         job.future.set_exception(error)
 

@@ -293,7 +293,8 @@ async def test_a_large_tensor_is_looked_at_beside_the_event_loop(wire, length, a
     math = StageMath(build(MODEL, 1, 1), wire)
     moved: list[int] = []
     transport = SimpleNamespace(count=lambda peer, received, plane: moved.append(received))
-    intake = FrameIntake(SimpleNamespace(device=device, transport=transport), sizes, math)
+    host: Any = SimpleNamespace(device=device, transport=transport)
+    intake = FrameIntake(host, sizes, math)
     threads: list[int] = []
     receive = math.receive
 
@@ -336,7 +337,9 @@ async def test_large_memory_is_given_up_on_another_thread(large: bool):
     gone: list[int] = []
     went = threading.Event()
     work = VisitBuffers(0.0, SHAPE, nbytes=SCARCE if large else 1)
-    work.x = Block(gone, went)
+    block: Any = Block(gone, went)
+    work.x = block
+    del block
     work.free_graph()
     assert await asyncio.to_thread(went.wait, LONG_S)
     assert (gone == [threading.get_ident()]) is not large

@@ -1,5 +1,6 @@
 """The guard of activations: sizes in, verdicts out."""
 
+import contextlib
 import math
 import random
 
@@ -112,6 +113,8 @@ def test_the_root_mean_square_and_what_no_receiver_takes():
     with pytest.raises(NotFinite):
         check_output(size(torch.full((4,), 7e4), "fp16"))  # finite here, infinite there
     assert norm_of_share([]) is None
-    check_share(float(norm_of_share([x, x])))
-    with pytest.raises(NotFinite):
-        check_share(float(norm_of_share([x, torch.tensor([1.0, float("nan")])])))
+    for second, fine in ((x, True), (torch.tensor([1.0, float("nan")]), False)):
+        norm = norm_of_share([x, second])
+        assert norm is not None
+        with contextlib.nullcontext() if fine else pytest.raises(NotFinite):
+            check_share(norm.item())

@@ -318,7 +318,7 @@ class SimDevice(DeviceThread):
         self._counter = count()
         self._busy = False
         self._spent = 0.0
-        self._running_since = 0.0
+        self._running = {}
 
     @property
     def idle_s(self) -> float:  # type: ignore[override]
