@@ -3,9 +3,10 @@
 The process of :class:`testbed.daemons.forks.Forks` with this module as its program. A daemon runs
 on asyncio's own loop instead of uvloop, whose callbacks cannot be reached from Python, and appends
 a line to ``log/callbacks.jsonl`` in its home for every callback that took :data:`TOLD_S` or more
-processor time of the loop's thread: ``{at, seconds, what, where, garbage_s}``. ``at`` is Unix time,
-``what`` the callback, ``where`` the functions that were seen running in it, ``garbage_s`` the part
-of it that collected garbage.
+processor time of the loop's thread: ``{at, seconds, what, where, garbage_s, faults, switches}``.
+``at`` is Unix time, ``what`` the callback, ``where`` the functions that were seen running in it,
+``garbage_s`` the part of it that collected garbage, ``faults`` the pages that the system had to
+find for it, ``switches`` how often another thread took its processor.
 
 Time in which the thread waits for a processor or for another thread is nobody's callback, so it
 does not count.
@@ -14,6 +15,7 @@ does not count.
 import asyncio
 import gc
 import json
+import resource
 import signal
 import sys
 import threading
@@ -45,6 +47,8 @@ class Turn:
     what: str
     where: str
     garbage_s: float = 0.0
+    faults: int = 0
+    switches: int = 0
 
 
 def read_turns(home: Path, since: float, until: float) -> list[Turn]:
@@ -89,13 +93,22 @@ class CallbackMeter:
         callback = getattr(handle, "_callback", None)
         self._where = ""
         self._garbage_s = 0.0
+        before = resource.getrusage(resource.RUSAGE_THREAD)
         self._began = time.thread_time()
         run(handle)
         seconds = time.thread_time() - self._began
         self._began = 0.0
         if seconds >= self._told_s:
-            garbage_s = round(self._garbage_s, 5)
-            turn = Turn(time.time(), round(seconds, 5), named(callback), self._where, garbage_s)
+            after = resource.getrusage(resource.RUSAGE_THREAD)
+            turn = Turn(
+                time.time(),
+                round(seconds, 5),
+                named(callback),
+                self._where,
+                round(self._garbage_s, 5),
+                after.ru_minflt + after.ru_majflt - before.ru_minflt - before.ru_majflt,
+                after.ru_nivcsw - before.ru_nivcsw,
+            )
             self._out.write(json.dumps(asdict(turn)) + "\n")
 
     def _collects(self, phase: str, info: dict[str, int]) -> None:

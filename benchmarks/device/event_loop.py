@@ -24,17 +24,17 @@ ITEM = "2"
 HELD_MS = 5.0
 """Longest callback, in milliseconds of processor time."""
 MODEL: dict[str, Any] = {
-    "model.layers": 2,
-    "model.d_model": 1536,
-    "model.heads": 12,
+    "model.layers": 1,
+    "model.d_model": 1024,
+    "model.heads": 16,
     "model.kv_heads": 4,
-    "model.d_ff": 4096,
+    "model.d_ff": 4864,
     "model.seq_len": 1024,
     "pipeline.stages": 1,
     "pipeline.micro_batch": 4,
     "pipeline.wire": "bf16",
     "pipeline.forward_timeout_s": 300.0,
-    "training.target_batch": 16,
+    "training.target_batch": 8,
     "training.min_replicas": 1,
     "training.eval_every": 2,
     "training.eval_batches": 1,
@@ -114,7 +114,8 @@ def told(turns: list[Turn], label: str) -> None:
         first.setdefault(kind, turn)
     for kind, turn in list(first.items())[:WORST]:
         print(
-            f"{label}: {1000 * turn.seconds:.1f} ms ({1000 * turn.garbage_s:.1f} for garbage), "
+            f"{label}: {1000 * turn.seconds:.1f} ms ({1000 * turn.garbage_s:.1f} for garbage, "
+            f"{turn.faults} faults, {turn.switches} switches), "
             f"{seen[kind]} times, {turn.what}: {turn.where}",
             file=sys.stderr,
         )
