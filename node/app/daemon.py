@@ -1037,9 +1037,9 @@ class Daemon(Node):
             set_threads(node.threads)
             await asyncio.to_thread(first_work, device)
         if first:
-            # The first backward loads 480 modules of sympy: a search of their 38,000 objects for
-            # garbage stopped the event loop for 20 to 50 ms in the middle of an epoch. There has
-            # been no stage, whose tensors must not be set aside.
+            # The first backward loads 480 modules of sympy. To search their 38,000 objects for
+            # garbage takes 20 ms, for which the event loop stops. There has been no stage, whose
+            # tensors must not be set aside.
             gc.freeze()
 
     async def _keep_pledge(self) -> None:
