@@ -26,6 +26,7 @@ from node.pipeline.frames import frames
 from node.pipeline.texts import LATELY_S, TextKey, TextTable
 from node.wire.tensors import encode
 from protos import pipeline_pb2 as pb
+from testbed.models.visits import read
 from tests.pipeline.conftest import DEEP, MODEL
 
 LONG = replace(MODEL, positions=64)
@@ -526,14 +527,9 @@ def test_a_text_between_two_layers_takes_no_gradient_from_bf16_training(device):
     math = StageMath(stage, "fp32", autocast)
     cache = TextCache()
 
-    class Reader:
-        document_ends = ()
-
-        def numbers(self, device):
-            return torch.zeros(1, 1, 16, device=device)
-
     def pause():
-        [found] = math.extend_texts([TextStep(cache, cache.length, 1, input=Reader())])
+        token = read(torch.zeros(1, 1, 16))
+        [found] = math.extend_texts([TextStep(cache, cache.length, 1, input=token)])
         assert not isinstance(found, Exception), found
 
     math.pausing(pause)
