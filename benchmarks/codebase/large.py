@@ -67,6 +67,11 @@ CLASSES = (
     Excuse("node/model/settings.py", "ModelSettings", SECTION),
     Excuse("node/optim/settings.py", "OptimSettings", SECTION),
     Excuse(
+        "node/pipeline/device.py",
+        "DeviceThread",
+        "one device: jobs that wait, run and come down, and the threads that carry them",
+    ),
+    Excuse(
         "node/pipeline/machine.py",
         "PipelineMachine",
         UNCUT + "a state machine with the visits, places and credits of one plan",
@@ -192,6 +197,11 @@ FUNCTIONS = (
     Excuse(
         "node/transport/ways/lines.py",
         "Lines.__init__",
+        "a service: one argument a part of its surroundings",
+    ),
+    Excuse(
+        "node/transport/ways/reachable.py",
+        "Reachable.__init__",
         "a service: one argument a part of its surroundings",
     ),
     Excuse(

@@ -21,11 +21,11 @@ from torch import Tensor
 from benchmarks.report import Report
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan, PlanMember
+from node.model.lanes import Lanes
 from node.model.settings import ModelSettings
 from node.model.stages import build
 from node.pipeline.device import DeviceThread
 from node.pipeline.events import MicroBatchDone
-from node.pipeline.lanes import Lanes
 from node.pipeline.service import Pipeline
 from node.pipeline.settings import PipelineLimits, PipelineSettings
 from testbed.fakes.memory_net import MemoryNet

@@ -83,6 +83,7 @@ from node.identity.keys import Signer
 from node.manifest import Manifest
 from node.model.cost import Verdict, flops_per_token
 from node.model.device import Device, device_lost, gpus, set_threads
+from node.model.lanes import lanes_of
 from node.model.precision import Precision
 from node.model.pretrained import Weights
 from node.model.shapes import layers_said
@@ -98,7 +99,6 @@ from node.outer.service import USUAL_S, CellMeetings
 from node.outer.window import outer_of
 from node.pipeline.device import DeviceThread
 from node.pipeline.gradients import GradientSum
-from node.pipeline.lanes import lanes_of
 from node.pipeline.machine import PipelineMachine
 from node.pipeline.service import Pipeline
 from node.pipeline.settings import PipelineLimits

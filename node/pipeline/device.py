@@ -15,7 +15,7 @@ from itertools import count
 from queue import PriorityQueue
 from typing import Any, ParamSpec, TypeVar
 
-from node.pipeline.lanes import Lanes, LaneThread, Mark
+from node.model.lanes import Lanes, LaneThread, Mark
 
 P = ParamSpec("P")
 T = TypeVar("T")

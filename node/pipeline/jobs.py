@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from node.model.lanes import Mark
 from node.pipeline.device import Priority
 from node.pipeline.events import Broken, Computed, Direction, Key
 from node.pipeline.guard import NotFinite
@@ -9,7 +10,6 @@ from node.pipeline.hops.driver import MachineDriver
 from node.pipeline.hops.planned import PlannedWork
 from node.pipeline.hops.ports import Host
 from node.pipeline.hops.stash import Stash
-from node.pipeline.lanes import Mark
 from node.pipeline.timing import Timing
 from node.pipeline.visit_buffers import COMPUTE_ERRORS, StageMath, VisitBuffers
 

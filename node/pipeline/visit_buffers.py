@@ -19,13 +19,13 @@ from node.core.ids import PeerId
 from node.core.memory import let_go
 from node.model.device import brought, free_cached, out_of_memory
 from node.model.documents import ends_of, untrained_in, within
+from node.model.lanes import Lanes, Mark
 from node.model.stages import Blocks, Ends
 from node.model.text_cache import TextCache, Turn, text_bytes
 from node.pipeline.events import Direction
 from node.pipeline.frames import FrameReader
 from node.pipeline.gradients import Share
 from node.pipeline.guard import check_output, check_share, norm_of_share
-from node.pipeline.lanes import Lanes, Mark
 from node.pipeline.settings import forward_only_wire
 from node.wire.tensors import Encoded, TensorReader, begin_encoding
 

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from torch import Tensor
 
-from node.pipeline.lanes import Lanes, Mark
+from node.model.lanes import Lanes, Mark
 
 T = TypeVar("T")
 SHORT = 1024

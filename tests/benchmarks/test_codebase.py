@@ -84,8 +84,14 @@ def test_what_only_tests_call_is_found(tmp_path: Path) -> None:
     ]
 
 
-def test_what_waits_to_be_wired_in_is_still_unreached() -> None:
-    loose = unreached(source.read(ROOT))
+@pytest.fixture(scope="module")
+def project() -> source.Tree:
+    """All files of this repository, read once."""
+    return source.read(ROOT)
+
+
+def test_what_waits_to_be_wired_in_is_still_unreached(project: source.Tree) -> None:
+    loose = unreached(project)
     assert {what: [f for f in loose if word in f] for what, word in UNWIRED.items()} == {
         "merging shares of samples": ["node.core.samples.merged"]
     }
@@ -169,8 +175,9 @@ def test_a_large_class_needs_a_reason_and_a_reason_a_large_class() -> None:
 def test_every_large_thing_has_a_reason_and_every_reason_is_needed(
     count: Callable[[list[source.Source]], list[reading.Large]],
     excuses: tuple[large.Excuse, ...],
+    project: source.Tree,
 ) -> None:
-    code = source.read(ROOT).under("node", "cli.py")
+    code = project.under("node", "cli.py")
     judged = large.judge(count([one for one in code if "_pb2" not in one.path]), excuses)
     assert (judged.unexcused, judged.stale) == ((), ())
 

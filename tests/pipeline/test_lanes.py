@@ -12,13 +12,13 @@ from torch import Tensor
 
 from node.core.ids import PeerId
 from node.core.memory import SCARCE, let_go
+from node.model.lanes import Lanes, LaneThread
 from node.model.settings import ModelSettings
 from node.model.stages import build
 from node.pipeline.device import AHEAD, DeviceThread, Priority
 from node.pipeline.frames import CHUNK, FrameReader, FrameShape
 from node.pipeline.guard import NotFinite
 from node.pipeline.hops.intake import FrameIntake
-from node.pipeline.lanes import Lanes, LaneThread
 from node.pipeline.visit_buffers import StageMath, VisitBuffers
 from node.wire.tensors import chunks, encode_measured, expected_head
 from protos import pipeline_pb2 as pb

@@ -25,8 +25,8 @@ from itertools import count
 from typing import Any
 from weakref import WeakSet
 
+from node.model.lanes import Lanes
 from node.pipeline.device import DeviceThread, Priority
-from node.pipeline.lanes import Lanes
 
 STOP_EVERY = 64
 """Callbacks between two looks at whether to stop."""
