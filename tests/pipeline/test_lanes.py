@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from node.core.ids import PeerId
 from node.core.memory import SCARCE, let_go
@@ -230,6 +231,57 @@ async def test_a_job_that_is_issued_counts_as_running_until_its_result_is_here(h
     lanes.downs.may_end.release()
     await visited
     assert stage.device.busy_for == 0
+
+
+class Computed(TorchFunctionMode):
+    """Names of the calls that made numbers in memory of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        old = {t.untyped_storage().data_ptr() for t in args if isinstance(t, Tensor)}
+        if isinstance(made, Tensor) and made.untyped_storage().data_ptr() not in old:
+            self.names.append(func.__name__)
+        return made
+
+
+def test_nothing_is_computed_behind_the_mark_of_a_job():
+    """A copy down waits for the mark alone: it would read too early what is computed later."""
+    math = StageMath(build(MODEL, 1, 1), "bf16")
+    math.use(SlowLanes(0.0, 0.0, beside=True))
+    issued = Computed()
+    late = Computed()
+    work = arrived(numbers(1))
+    for job in (math.forward, math.backward):
+        with issued:
+            job(work)
+        mark = math.lanes.mark()
+        with late:
+            math.deliver(work, mark)
+        work.gradient = read(numbers(2))
+    assert work.share is not None
+    assert "stack" in issued.names
+    assert late.names == []
+
+
+def test_looks_at_what_only_goes_forward_are_before_its_mark():
+    computed = Computed()
+    before: list[str] = []
+
+    class Noted(SlowLanes):
+        def mark(self) -> Any:
+            before[:] = computed.names
+            return super().mark()
+
+    math = StageMath(build(MODEL, 1, 1), "fp32")
+    math.use(Noted(0.0, 0.0, beside=True))
+    with computed:
+        math.forward_only(read(numbers(1)), last_only=False)
+    assert before[-1] == "stack"
+    assert computed.names == before
 
 
 @pytest.mark.parametrize("beside", [False, True])
