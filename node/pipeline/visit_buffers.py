@@ -200,15 +200,19 @@ class StageMath:
 
     def receive(self, reader: FrameReader) -> None:
         """Bring a tensor to the device, in the wire's format, and look at its numbers there. Beside
-        the jobs. Where the device has no memory for it, its job will fetch it. Raises WireError for
-        scales that no encoder writes."""
+        the jobs. Where the device has no memory for it, or for the look, it stays on the host, and
+        its job will fetch it. Raises WireError for scales that no encoder writes."""
         with self.lanes.uploading():
-            if self.lanes.beside:
-                try:
+            try:
+                if self.lanes.beside:
                     reader.arrive(self.lanes.up)
-                except RuntimeError as e:
-                    if not out_of_memory(e):
-                        raise
+                reader.rms()
+                return
+            except RuntimeError as e:
+                if not self.lanes.beside or not out_of_memory(e):
+                    raise
+            # Only now: the exception kept the memory of the look alive.
+            reader.arrive(Tensor.cpu)
             reader.rms()
 
     # Texts

@@ -307,6 +307,25 @@ def test_a_slow_double_computes_what_the_cpu_does(beside: bool):
     assert all(torch.equal(work.share[n], g) for n, g in expected[2].items())
 
 
+def test_a_tensor_is_taken_where_a_look_at_it_finds_no_memory(monkeypatch):
+    norm = torch.linalg.vector_norm
+    looks: list[Tensor] = []
+
+    def full(tensor: Tensor, **options: Any) -> Tensor:
+        looks.append(tensor)
+        if len(looks) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return norm(tensor, **options)
+
+    monkeypatch.setattr(torch.linalg, "vector_norm", full)
+    math = StageMath(build(MODEL, 1, 1), "fp32")
+    math.use(SlowLanes(0.0, 0.0, beside=True))
+    reader = read(numbers(1))
+    math.receive(reader)
+    assert len(looks) == 2
+    assert reader.rms() == pytest.approx(1.0, rel=0.1)
+
+
 def test_in_line_nothing_is_copied():
     x = numbers(1)
     reader = read(x)
