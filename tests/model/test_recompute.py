@@ -210,14 +210,14 @@ def test_a_step_out_of_memory_takes_one_matrix_at_a_time(
 ) -> None:
     parameters = {n: p.data for n, p in build(SMALL, 1, 1).named_parameters()}
     owners = [Owner(OptimSettings(name=name, warmup=0), 9) for _ in range(2)]
-    step: Callable[..., Any] = owners[1]._step
+    step: Callable[..., Any] = owners[1]._steps.step
 
-    def scarce(here: Any, gradients: Any, epoch: int) -> Any:
+    def scarce(here: Any, gradients: Any, states: Any, epoch: int) -> Any:
         if len(gradients) > 1:
             raise MemoryError("too much")
-        return step(here, gradients, epoch)
+        return step(here, gradients, states, epoch)
 
-    monkeypatch.setattr(owners[1], "_step", scarce)
+    monkeypatch.setattr(owners[1]._steps, "step", scarce)
     for epoch in range(2):
         gradients = {n: torch.randn_like(p) for n, p in parameters.items()}
         whole, singly = (o.step_parts(parameters, gradients, epoch) for o in owners)
