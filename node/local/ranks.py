@@ -139,6 +139,12 @@ class Ranks:
         return handle
 
     @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Context in which no other thread sends a command, for a look before one is sent."""
+        with self._lock:
+            yield
+
+    @contextmanager
     def command(self, do: str, **words: Any) -> Iterator[None]:
         """Send the command ``do`` to all ranks; inside the block, do rank 0's part of it. One
         command at a time, from any thread.

@@ -249,15 +249,25 @@ class CutSum(GradientSum):
         self._ranks = ranks
         self._program = program
         self._round = 1
+        self._heard = 0
+        """Round of the last share that the other ranks have added. Changed in their turn alone."""
 
     def whole(self) -> tuple[Mapping[str, Tensor], int]:
         """As of one device; gradients come whole, on the CPU, one at a time. Raises DeviceLost."""
-        parts, tokens = super().whole()
+        self.drain()
+        with self._lock:
+            parts = dict(self._sums)
+            tokens = self._tokens
+            number = self._round
         if not parts:
             return {}, tokens
         handle = self._ranks.handle()
-        with self._ranks.command("take", round=self._round, number=handle.number):
-            return CutGradients(self._ranks, self._program, parts, handle), tokens
+        with self._ranks.turn():
+            if number != self._heard:
+                # The epoch has begun anew meanwhile: the others have other sums, or none.
+                return {}, 0
+            with self._ranks.command("take", round=number, number=handle.number):
+                return CutGradients(self._ranks, self._program, parts, handle), tokens
 
     def reset(self) -> None:
         """As of one device. The other ranks hear of it with the first share of the next round."""
@@ -268,6 +278,7 @@ class CutSum(GradientSum):
         with self._ranks.command(
             "add", round=self._round, share=cast(CutShare, share).handle.number
         ):
+            self._heard = self._round
             super()._add(share)
 
 

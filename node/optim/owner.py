@@ -178,9 +178,22 @@ class Owner:
     def load_state(
         self, name: str, shape: tuple[int, ...], state: HeldState, epoch: int = -1
     ) -> None:
-        """Take over a part. ``epoch`` is the last one behind the state (-1: not known).
+        """Take over a part: :meth:`readied`, then :meth:`put`."""
+        self.put(name, self.readied(name, shape, state), epoch)
 
-        Raises StepFault, and keeps the state it had, for tensors of other names or shapes than
+    def put(self, name: str, state: HeldState, epoch: int = -1) -> None:
+        """Make state that is :meth:`readied` a part's committed state. ``epoch`` is the last one
+        behind it (-1: not known)."""
+        self._state[name] = state
+        self._through.pop(name, None)
+        if epoch >= 0:
+            self._through[name] = epoch
+
+    def readied(self, name: str, shape: tuple[int, ...], state: HeldState) -> HeldState:
+        """State of a part as another peer gave it, checked, where its steps will find it. May wait
+        for local devices that step: not for the event loop.
+
+        Raises StepFault for tensors of other names or shapes than
         :func:`state_shapes`, for numbers that are not finite, for a negative second moment, for a
         lower half that does not fit 16 bits, and for a count of steps that is not a whole number
         from 1 to below :data:`MOST_STEPS`.
@@ -209,10 +222,7 @@ class Owner:
             key: value.detach().to(torch.int16 if key == LOW else torch.float32, copy=True)
             for key, value in state.items()
         }
-        self._state[name] = self._steps.keep(name, copies)
-        self._through.pop(name, None)
-        if epoch >= 0:
-            self._through[name] = epoch
+        return self._steps.keep(name, copies)
 
     def drop(self, name: str) -> None:
         """Forget a part that has another owner now, with its staged state."""

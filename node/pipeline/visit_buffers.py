@@ -7,7 +7,7 @@ context decides.
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar, cast
 from weakref import WeakSet
 
@@ -100,6 +100,7 @@ class Leaving:
     ``encoded``: the tensor for the next hop in its wire format; None where there is no next one.
     ``share``: the parameter gradients, None for a forward. ``share_look``: as
     :func:`~node.pipeline.guard.norm_of_share`. ``losses``: sums in nats, of each piece.
+    ``together``: all :meth:`looks` in one tensor, None before the result is left or without any.
     """
 
     way: Direction
@@ -107,6 +108,7 @@ class Leaving:
     share: Share | None = None
     share_look: Tensor | None = None
     losses: tuple[Tensor, ...] = ()
+    together: Tensor | None = None
 
     def looks(self) -> list[Tensor]:
         """All scalars to look at: of the tensor, of the share, of the losses."""
@@ -198,15 +200,19 @@ class StageMath:
 
     def receive(self, reader: FrameReader) -> None:
         """Bring a tensor to the device, in the wire's format, and look at its numbers there. Beside
-        the jobs. Where the device has no memory for it, its job will fetch it. Raises WireError for
-        scales that no encoder writes."""
+        the jobs. Where the device has no memory for it, or for the look, it stays on the host, and
+        its job will fetch it. Raises WireError for scales that no encoder writes."""
         with self.lanes.uploading():
-            if self.lanes.beside:
-                try:
+            try:
+                if self.lanes.beside:
                     reader.arrive(self.lanes.up)
-                except RuntimeError as e:
-                    if not out_of_memory(e):
-                        raise
+                reader.rms()
+                return
+            except RuntimeError as e:
+                if not self.lanes.beside or not out_of_memory(e):
+                    raise
+            # Only now: the exception kept the memory of the look alive.
+            reader.arrive(Tensor.cpu)
             reader.rms()
 
     # Texts
@@ -517,8 +523,9 @@ class StageMath:
     def _encode(self, tensor: Tensor) -> memoryview:
         """The bytes of an activation of work that only goes forward."""
         made = begin_encoding(tensor, forward_only_wire(self.wire), measure=False)
+        together = torch.stack(made.looks)
         after = self.lanes.mark()
-        return self._read(made, self._seen(made.looks, after), after)[0]
+        return self._read(made, self._seen(together, after), after)[0]
 
     def _encode_for(self, work: VisitBuffers, way: Direction, tensor: Tensor) -> Encoded:
         """A visit's result in the format that its plan has for it. Of one in :data:`MEASURED` the
@@ -531,6 +538,10 @@ class StageMath:
     def _leave(self, work: VisitBuffers, leaving: Leaving) -> None:
         """A result of a visit is issued. In line with the computations it is brought here at
         once."""
+        if looks := leaving.looks():
+            # A computation like the others: after the job's mark it would come behind the next
+            # job, and be read before it is done.
+            leaving = replace(leaving, together=torch.stack(looks))
         work.leaving = leaving
         if not self.lanes.beside:
             self.deliver(work, self.lanes.mark())
@@ -543,7 +554,7 @@ class StageMath:
         work.leaving = None
         if leaving is None or work.dead:
             return
-        looks = self._seen(leaving.looks(), after)
+        looks = self._seen(leaving.together, after)
         losses = looks[len(looks) - len(leaving.losses) :]
         if not math.isfinite(sum(losses)):
             raise ValueError("the loss is not finite")
@@ -561,11 +572,11 @@ class StageMath:
         work.share = leaving.share
         work.loss_sum = sum(losses)
 
-    def _seen(self, looks: Sequence[Tensor], after: Mark) -> list[float]:
-        """What some scalars of the device are, in one copy."""
-        if not looks:
+    def _seen(self, together: Tensor | None, after: Mark) -> list[float]:
+        """What some scalars of the device are, which were computed before ``after``."""
+        if together is None:
             return []
-        return self.lanes.down(torch.stack([*looks]), after).tolist()
+        return self.lanes.down(together, after).tolist()
 
     def _read(
         self, encoded: Encoded, looks: Sequence[float], after: Mark

@@ -11,6 +11,7 @@ import math
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from node.checkpoint.errors import NoDonor
 from node.checkpoint.state import StateKind, StateSnapshot, by_part
@@ -22,6 +23,7 @@ from node.core.tasks import Tasks
 from node.optim.parts import state_shapes
 from node.optim.settings import OptimSettings
 from node.optim.state_replica import Spares, StateReplica, VersionTrail
+from node.optim.steps import HeldState
 from node.stage.engines import Engines
 from node.stage.state import StageState
 from node.transport.port import answers
@@ -339,25 +341,27 @@ class StateImport:
         done = 0
         wrong = {}
         for name, copy in copies.items():
+            if not arrival.open or name not in arrival.pending:
+                continue
+            try:
+                # Without the lock, for which the event loop waits when it closes the arrival.
+                ready = self._readied(name, copy)
+            except StepFault as error:
+                wrong[name] = str(error)
+                continue
             with arrival.lock:
-                if not arrival.open or name not in arrival.pending:
-                    continue
-                if error := self._place(name, copy):
-                    wrong[name] = error
-                else:
+                if arrival.open and name in arrival.pending:
+                    self._place(name, copy.version, ready)
                     arrival.pending.discard(name)
                     done += 1
         return done, wrong
 
-    def _place(self, name: str, copy: StateReplica) -> str:
-        """Put a copy in place. Returns the reason why that failed; empty if it did not."""
-        try:
-            self._engines.owner.load_state(
-                name, self._parts.shapes[name], copy.state, copy.version.epoch - 1
-            )
-        except StepFault as error:
-            return str(error)
-        return ""
+    def _readied(self, name: str, copy: StateReplica) -> HeldState:
+        """The state of a copy, checked, where its steps will find it. Raises StepFault."""
+        return self._engines.owner.readied(name, self._parts.shapes[name], copy.state)
+
+    def _place(self, name: str, version: Version, state: HeldState) -> None:
+        self._engines.owner.put(name, state, version.epoch - 1)
 
     def _do_without(self, arrival: Arrival) -> None:
         """Nothing more comes: use the own copy of each part; a part without one has lost its state.
@@ -366,10 +370,13 @@ class StateImport:
         lost = dict[str, str]()
         for name in sorted(arrival.pending):
             copy = self._spares.get(name)
-            if copy is not None and self._fits(copy.version, plan) and not self._place(name, copy):
+            lost[name] = arrival.why[name]
+            if copy is None or not self._fits(copy.version, plan):
+                continue
+            with suppress(StepFault):
+                self._place(name, copy.version, self._readied(name, copy))
                 self._say_old(plan, 1, copy.version)
-            else:
-                lost[name] = arrival.why[name]
+                del lost[name]
         new = {n: why for n, why in lost.items() if n not in self._told}
         self._told |= new.keys()
         self.lost += len(new)

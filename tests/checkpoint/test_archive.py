@@ -406,6 +406,26 @@ def test_what_somebody_planted_is_not_followed(
     assert epochs(archive_at(str(there))) == [3], "another epoch is copied all the same"
 
 
+@pytest.mark.parametrize("kind", ["link", "pipe"])
+def test_what_is_planted_while_a_copy_is_under_way_is_not_followed(
+    store: CheckpointStore, tmp_path: Path, kind: str
+) -> None:
+    there = tmp_path / "there"
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"of a person")
+    whole = own(there, 4) / WHOLE
+
+    def goes_on() -> bool:
+        if (whole.parent / BEGUN).exists() and not os.path.lexists(whole):
+            plant(whole, kind, precious)
+        return True
+
+    with pytest.raises(Refused):
+        archive_at(str(there)).save(store, STAGE, 4, keep=1, goes_on=goes_on)
+    assert precious.read_bytes() == b"of a person"
+    assert epochs(archive_at(str(there))) == []
+
+
 def plant(at: Path, kind: str, target: Path) -> None:
     if kind == "link":
         at.symlink_to(target)

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from node.core.ids import PeerId
 from node.core.memory import SCARCE, let_go
@@ -232,6 +233,57 @@ async def test_a_job_that_is_issued_counts_as_running_until_its_result_is_here(h
     assert stage.device.busy_for == 0
 
 
+class Computed(TorchFunctionMode):
+    """Names of the calls that made numbers in memory of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        old = {t.untyped_storage().data_ptr() for t in args if isinstance(t, Tensor)}
+        if isinstance(made, Tensor) and made.untyped_storage().data_ptr() not in old:
+            self.names.append(func.__name__)
+        return made
+
+
+def test_nothing_is_computed_behind_the_mark_of_a_job():
+    """A copy down waits for the mark alone: it would read too early what is computed later."""
+    math = StageMath(build(MODEL, 1, 1), "bf16")
+    math.use(SlowLanes(0.0, 0.0, beside=True))
+    issued = Computed()
+    late = Computed()
+    work = arrived(numbers(1))
+    for job in (math.forward, math.backward):
+        with issued:
+            job(work)
+        mark = math.lanes.mark()
+        with late:
+            math.deliver(work, mark)
+        work.gradient = read(numbers(2))
+    assert work.share is not None
+    assert "stack" in issued.names
+    assert late.names == []
+
+
+def test_looks_at_what_only_goes_forward_are_before_its_mark():
+    computed = Computed()
+    before: list[str] = []
+
+    class Noted(SlowLanes):
+        def mark(self) -> Any:
+            before[:] = computed.names
+            return super().mark()
+
+    math = StageMath(build(MODEL, 1, 1), "fp32")
+    math.use(Noted(0.0, 0.0, beside=True))
+    with computed:
+        math.forward_only(read(numbers(1)), last_only=False)
+    assert before[-1] == "stack"
+    assert computed.names == before
+
+
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_slow_double_computes_what_the_cpu_does(beside: bool):
     x = numbers(1)
@@ -253,6 +305,25 @@ def test_a_slow_double_computes_what_the_cpu_does(beside: bool):
     assert (output, bytes(work.upstream or b"")) == expected[:2]
     assert work.share is not None
     assert all(torch.equal(work.share[n], g) for n, g in expected[2].items())
+
+
+def test_a_tensor_is_taken_where_a_look_at_it_finds_no_memory(monkeypatch):
+    norm = torch.linalg.vector_norm
+    looks: list[Tensor] = []
+
+    def full(tensor: Tensor, **options: Any) -> Tensor:
+        looks.append(tensor)
+        if len(looks) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return norm(tensor, **options)
+
+    monkeypatch.setattr(torch.linalg, "vector_norm", full)
+    math = StageMath(build(MODEL, 1, 1), "fp32")
+    math.use(SlowLanes(0.0, 0.0, beside=True))
+    reader = read(numbers(1))
+    math.receive(reader)
+    assert len(looks) == 2
+    assert reader.rms() == pytest.approx(1.0, rel=0.1)
 
 
 def test_in_line_nothing_is_copied():

@@ -2,8 +2,11 @@
 real transfers, no sleep."""
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -11,13 +14,22 @@ import torch
 
 from node.checkpoint.service import StateService, Unserved
 from node.checkpoint.state import StateKind
+from node.core.errors import StepFault
 from node.core.ids import PeerId
-from node.core.journey import Version
+from node.core.journey import Plan, Version
+from node.core.tasks import Tasks
+from node.optim.muon import State
+from node.optim.owner import Owner
+from node.optim.settings import OptimSettings
+from node.optim.state_replica import Spares, StateReplica, VersionTrail
+from node.stage.state_import import Arrival, StateImport
 from protos import state_pb2
 from tests.training.conftest import same, shared
 
 CELL = "abc"
 OF_A = ("layers.0.a", "layers.0.norm")
+LONG_S = 60.0
+"""Bound of every wait for another thread."""
 
 
 async def begun_without(rig: Any, plan: Any, a: Any, b: Any, c: Any) -> Any:
@@ -142,12 +154,12 @@ async def test_a_donor_that_dies_half_way_is_replaced_by_the_copy(rig: Any, alon
 async def test_state_that_was_refused_keeps_its_reason(rig: Any, monkeypatch: Any) -> None:
     a, b, c, plan = await rig.trained(CELL, 2, service=DiesWhileGiving, buddy_every=0)
 
-    def refuse(name: str, copy: object) -> str:
+    def refuse(name: str, copy: object) -> None:
         a.state.dies = True
-        return "a square that is none"
+        raise StepFault("a square that is none", "take it from another peer")
 
     monkeypatch.setattr("node.stage.state_import.BATCH", 1)  # a part in each batch
-    monkeypatch.setattr(c.taking, "_place", refuse)
+    monkeypatch.setattr(c.taking, "_readied", refuse)
     await rig.epoch(rig.plan((b, c), shared(c, b, c), plan, moved=dict.fromkeys(OF_A, a)), b, c)
     missing, refused = sorted(c.events("state-lost"), key=lambda e: e.text)
     assert "what a gave cannot be" in refused.text
@@ -343,3 +355,30 @@ async def test_state_that_cannot_be_is_refused_and_its_sender_counted(rig: Any, 
     same(c.parameters(), alone.stepped("bc", 5, {"layers.0.a": 0, "layers.0.norm": 4}))
     assert [(p, w) for p, _, w in c.transport.faults] == [(b.me, 1.0)]
     assert (c.taking.lost, c.taking.age) == (1, 1)
+
+
+def test_state_that_local_devices_take_over_holds_nobody_up_who_closes() -> None:
+    """The devices may be in the middle of a step, and the event loop closes arrivals."""
+    begun = threading.Event()
+    may_end = threading.Event()
+
+    def keep(name: str, state: State) -> State:
+        begun.set()
+        assert may_end.wait(LONG_S)
+        return state
+
+    owner = Owner(OptimSettings(), 0, steps=SimpleNamespace(keep=keep))  # pyright: ignore
+    engines: Any = SimpleNamespace(owner=owner)
+    parts: Any = SimpleNamespace(shapes={"norm.weight": (4,)})
+    taking = StateImport(parts, engines, Spares(), VersionTrail(), 1, PeerId("a"), Tasks("test"))
+    arrival = Arrival(cast(Plan, None), parts.shapes)
+    state = {"steps": torch.ones(1), "exp_avg": torch.zeros(4), "exp_avg_sq": torch.zeros(4)}
+    with ThreadPoolExecutor(2) as pool:
+        put = pool.submit(taking._put, arrival, {"norm.weight": StateReplica(Version(2), state)})
+        try:
+            assert begun.wait(LONG_S)
+            assert pool.submit(arrival.close).result(LONG_S)
+        finally:
+            may_end.set()
+        assert put.result(LONG_S) == (0, {})
+    assert owner.names() == (), "its step has begun without it"

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from node.transport.ways import join as join_module
-from node.transport.ways.join import join
+from node.transport.ways.join import TURNS, join
 
 MUCH = 5 << 20
 """More bytes than all buffers on the way hold."""
@@ -104,3 +104,25 @@ def test_a_cancelled_join_closes_both(run: Run, way):
         far.close()
 
     run(cancel())
+
+
+@RUNS
+def test_bytes_that_are_there_already_do_not_hold_up_others(run: Run, way):
+    data = os.urandom(100 * TURNS)
+
+    async def cross() -> None:
+        near, left = socket.socketpair()
+        right, far = tcp_pair()
+        near.sendall(data)
+        for end in (near, far):
+            end.shutdown(socket.SHUT_WR)
+        joined = asyncio.ensure_future(join(left, right, piece=1))
+        turns = 0
+        while not joined.done():
+            turns += 1
+            await asyncio.sleep(0)
+        assert turns >= len(data) // TURNS
+        with near, far:
+            assert far.recv(len(data), socket.MSG_WAITALL) == data
+
+    run(cross())

@@ -17,6 +17,7 @@ from node.core.errors import ExitCode, PeerFault, Refused, WireError
 from node.core.ids import PeerId
 from node.core.version import PROTOCOL
 from node.identity.faults import PEERS_KEPT, TokenBucket
+from node.reach.ladder import Rung
 from node.reach.secure import check_certificate, make_certificate
 from node.reach.settings import ReachSettings
 from node.reach.standing import Standing
@@ -522,7 +523,7 @@ async def test_a_peer_is_called_back_at_the_address_of_its_connection_alone():
         return {}
 
     links = {A: ("/ip4/127.0.0.1/tcp/9",), B: ("/ip4/11.0.0.9/tcp/4001",)}
-    daemon = SimpleNamespace(links=links, look=look)
+    daemon = SimpleNamespace(links=links, look=look, how=lambda peer: Rung.REVERSED)
     for host, found in (("", None), ("127.0.0.1", "127.0.0.1")):
         one = Reachable(
             daemon, TransportSettings(host=host), ReachSettings(), Journal(), *2 * [None]
@@ -535,6 +536,29 @@ async def test_a_peer_is_called_back_at_the_address_of_its_connection_alone():
                 await one.host(A)
         else:
             assert await one.host(A) == found
+
+
+async def test_no_port_of_this_machine_is_dialled_for_a_punched_peer(monkeypatch):
+    """p2pd may listen at one address of the machine alone; punched connections come from there."""
+    tried: list[str] = []
+
+    async def accepts(host: str, port: int) -> bool:
+        tried.append(host)
+        return True
+
+    monkeypatch.setattr(reachable, "own_addresses", lambda: ("11.0.0.5",))
+    monkeypatch.setattr(reachable, "_accepts", accepts)
+    links = {A: ("/ip4/11.0.0.5/tcp/9",), B: ("/ip4/11.0.0.9/tcp/4001",)}
+    daemon = SimpleNamespace(links=links, how=lambda peer: Rung.PUNCHED)
+    settings = TransportSettings(host="11.0.0.5")
+    one = Reachable(daemon, settings, ReachSettings(), Journal(), *2 * [None])
+    with pytest.raises(PeerFault, match="no libp2p connection"):
+        await one.host(A)
+    assert await one.dialled(A, [22]) == ("", [])
+    # Where our p2pd has dialled, it is the peer's own address.
+    assert await one.host(B) == "11.0.0.9"
+    assert await one.dialled(B, [22]) == ("/ip4/11.0.0.9/tcp/4001", [22])
+    assert tried == ["11.0.0.9"]
 
 
 def test_one_observer_of_each_family_is_asked():

@@ -80,6 +80,11 @@ class GuardedFiles:
                 file.flush()
                 os.fsync(file.fileno())
 
+    def put(self, path: str, data: bytes) -> None:
+        """Write a small file. Raises Refused for one that is not followed, OSError."""
+        self.check(path)
+        self.fs.pipe_file(path, data)
+
     def sync(self, path: str, names: Collection[str]) -> None:
         """Flush a directory of this machine, these of its files, and the directories above it.
         Other file systems have no such call. Raises OSError, Refused."""

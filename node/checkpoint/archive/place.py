@@ -210,7 +210,7 @@ class Archive:
             if found is not None and found.files[MANIFEST] == manifest:
                 if found.number + 1 < number:
                     # The run went back to this epoch or behind it, so it is the newest one again.
-                    self._fs.pipe_file(f"{here}/{WHOLE}", page)
+                    self._files.put(f"{here}/{WHOLE}", page)
                     self._files.sync(here, (WHOLE,))
                     found = replace(found, lineage=line, number=number)
                 # The attempt that made it whole may have ended before it removed older ones.
@@ -231,7 +231,7 @@ class Archive:
                     "move them away; nothing of them was changed",
                 )
             self._fs.makedirs(here, exist_ok=True)
-            self._fs.pipe_file(f"{here}/{BEGUN}", page)
+            self._files.put(f"{here}/{BEGUN}", page)
             for name, (source, entry) in sources.items():
                 self._put(source, f"{here}/{name}", entry, goes_on)
             for name, entry in files.items():
@@ -239,7 +239,7 @@ class Archive:
         self._files.sync(here, (BEGUN, *FILES))
         if not goes_on():
             raise Interrupted()
-        self._fs.pipe_file(f"{here}/{WHOLE}", page)
+        self._files.put(f"{here}/{WHOLE}", page)
         self._files.sync(here, (WHOLE,))
         made = self._whole(here, stage, epoch, self.me)
         if made is None:

@@ -12,6 +12,9 @@ from node.core.tasks import Tasks
 
 PIECE = 1 << 20
 """Most bytes moved at once, and bytes that may wait in a pipe of the kernel, each direction."""
+TURNS = 16
+"""Pieces that one direction moves before the rest of the event loop has its turn, if neither end is
+ever waited for."""
 LINGER_S = 5.0
 """Seconds for the second direction to end after the first one: gRPC ends both together."""
 
@@ -60,6 +63,7 @@ async def _pump(source: socket.socket, sink: socket.socket, pay: Pay | None, pie
 async def _splice(source: socket.socket, sink: socket.socket, pay: Pay | None, piece: int) -> None:
     """Move pages from one socket to the other through a pipe, without copying them here."""
     flags = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
+    turns = 0
     with _pipe(piece) as (outlet, inlet):
         while True:
             try:
@@ -76,15 +80,27 @@ async def _splice(source: socket.socket, sink: socket.socket, pay: Pay | None, p
                     held -= os.splice(outlet, sink.fileno(), held, flags=flags)
                 except BlockingIOError:
                     await _ready(sink, True)
+            turns = await _next_turn(turns)
 
 
 async def _copy(source: socket.socket, sink: socket.socket, pay: Pay | None, piece: int) -> None:
     """Read and write the bytes, where the kernel has no ``splice``."""
     loop = asyncio.get_running_loop()
+    turns = 0
     while data := await loop.sock_recv(source, piece):
         if pay is not None:
             await pay(len(data))
         await loop.sock_sendall(sink, data)
+        turns = await _next_turn(turns)
+
+
+async def _next_turn(turns: int) -> int:
+    """Count a piece. Calls for a socket that is ready do not wait, so a sender that is faster than
+    we are would hold the event loop for ever."""
+    turns = (turns + 1) % TURNS
+    if not turns:
+        await asyncio.sleep(0)
+    return turns
 
 
 @contextlib.contextmanager

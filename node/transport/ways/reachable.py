@@ -376,9 +376,14 @@ class Reachable:
         widest = Scope.PRIVATE
         if self.local:
             widest = Scope.LOOPBACK
-        if not host or scope(host) > widest:
+        if not host or scope(host) > widest or self._is_carried_here(peer, host):
             raise PeerFault(peer, "no libp2p connection to an address of it")
         return host
+
+    def _is_carried_here(self, peer: PeerId, host: str) -> bool:
+        """Return True for the end of a punched connection that this process carries to p2pd: an
+        address of this very machine, where p2pd listens at one of them only."""
+        return self._p2p.how(peer) is Rung.PUNCHED and host in own_addresses()
 
     async def _end_of(self, peer: PeerId) -> str:
         """Multiaddr of the peer's end of its present connection, "" for none; over TCP where there
@@ -398,7 +403,7 @@ class Reachable:
         """
         seen = await self._end_of(peer)
         host = host_of(seen)
-        if not host or scope(host) > Scope.PRIVATE:
+        if not host or scope(host) > Scope.PRIVATE or self._is_carried_here(peer, host):
             # A punched connection comes to p2pd from this very machine, and its ports are nobody's
             # business.
             return "", []
