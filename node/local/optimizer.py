@@ -82,8 +82,8 @@ class RankSteps:
         wholes: Mapping[str, tuple[Tensor, Tensor]] | None = None,
     ) -> tuple[dict[int, State], dict[str, Tensor], list[str]]:
         """Make the steps of ``orders``. Returns (new state by its key, fresh parameters, names of
-        the parts whose step failed). ``wholes``: the whole parameter and mean gradient of each
-        part, given at rank 0 only. Only rank 0 gets fresh parameters.
+        failed parts). ``wholes``: the whole parameter and mean gradient of each part, given at rank
+        0 only. Only rank 0 gets fresh parameters.
         """
         after: dict[int, State] = {}
         pieces: dict[str, Tensor] = {}

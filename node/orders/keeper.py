@@ -32,7 +32,7 @@ from node.telemetry.events import Journal
 LOOK_S = 5.0
 """Seconds between two looks into the directory."""
 BLAME = 1.0
-"""Weight of the fault of a peer that posts what is no order of the owner."""
+"""Weight of the fault of a peer that posts something other than an order of the owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +139,8 @@ class OrderKeeper:
             self._ports.journal.emit("daemon", "order-ignored", str(e), "warning")
 
     async def look(self) -> None:
-        """Look into the directory once. A peer that posts what is no order of the owner is blamed
-        for it, once for each posting."""
+        """Look into the directory once. A peer that posts something other than an order of the
+        owner is blamed once for each posting."""
         found = await self._ports.directory.look(ORDERS)
         orders: dict[PeerId, tuple[Order, ...]] = {}
         for peer, posting in found.items():
@@ -200,7 +200,7 @@ class OrderKeeper:
         if not orders:
             return
         stored = await self._ports.directory.post(ORDERS, together(orders).encode(), LIFE_S)
-        # What no node has stored is posted again after the next look.
+        # A posting that no node has stored is repeated after the next look.
         if stored and self._to_post is orders:
             self._to_post = ()
 

@@ -77,25 +77,50 @@ class Origin:
         for path in queue:
             on_result(await self._one(path, batch_of))
 
-    async def _one(self, path: Path, batch_of: BatchOf) -> MicroBatchDone: clock = self._host.clock
-    machine = self._driver.machine index = path.index late = self._deadlines.time_left(path) try: if
-    late <= 0: raise TimeoutError("the time of its epoch was over") async with
-    asyncio.timeout(late): batch = await batch_of(path) except (TimeoutError, LocalFault) as e: why
-    = str(e) or f"its text did not come in {late:.1f} s"
-    self._host.telemetry.emit("micro-batch-dropped", why, "warning", index=index) return
-    MicroBatchDone(index, False) left = self._deadlines.time_left(path) plan = None if
-    machine.closed else machine.plan if plan is None or machine.paths.get(index) != path or index in
-    self._results: return MicroBatchDone(index, False)  # its plan is closed, or no longer in force
-    result = self._results[index] = asyncio.get_running_loop().create_future() key = Key(plan.epoch,
-    index, 0) work = VisitBuffers( clock.now() + left, self._planned.shape_of(index), self._host.me,
-    batch=batch, wires=self._planned.wires_of(key), ) self._stash.put(key, work,
-    self._planned.cost(index)) self._driver.handle(ev.Start(index)) try: await
-    asyncio.wait((result,), timeout=max(0.0, left)) except asyncio.CancelledError: # Nobody waits
-    for this micro-batch any more, so its end is not reported. if self._results.get(index) is
-    result: del self._results[index] raise finally: if not result.done() and machine.plan is plan:
-    self._driver.handle(ev.Drop(index, f"not finished in {left:.1f} s")) if self._results.get(index)
-    is result: del self._results[index] if result.done(): return result.result() return
-    MicroBatchDone(index, False)
+    async def _one(self, path: Path, batch_of: BatchOf) -> MicroBatchDone:
+        clock = self._host.clock
+        machine = self._driver.machine
+        index = path.index
+        late = self._deadlines.time_left(path)
+        try:
+            if late <= 0:
+                raise TimeoutError("the time of its epoch was over")
+            async with asyncio.timeout(late):
+                batch = await batch_of(path)
+        except (TimeoutError, LocalFault) as e:
+            why = str(e) or f"its text did not come in {late:.1f} s"
+            self._host.telemetry.emit("micro-batch-dropped", why, "warning", index=index)
+            return MicroBatchDone(index, False)
+        left = self._deadlines.time_left(path)
+        plan = None if machine.closed else machine.plan
+        if plan is None or machine.paths.get(index) != path or index in self._results:
+            return MicroBatchDone(index, False)  # its plan is closed, or no longer in force
+        result = self._results[index] = asyncio.get_running_loop().create_future()
+        key = Key(plan.epoch, index, 0)
+        work = VisitBuffers(
+            clock.now() + left,
+            self._planned.shape_of(index),
+            self._host.me,
+            batch=batch,
+            wires=self._planned.wires_of(key),
+        )
+        self._stash.put(key, work, self._planned.cost(index))
+        self._driver.handle(ev.Start(index))
+        try:
+            await asyncio.wait((result,), timeout=max(0.0, left))
+        except asyncio.CancelledError:
+            # Nobody waits for this micro-batch any more, so its end is not reported.
+            if self._results.get(index) is result:
+                del self._results[index]
+            raise
+        finally:
+            if not result.done() and machine.plan is plan:
+                self._driver.handle(ev.Drop(index, f"not finished in {left:.1f} s"))
+            if self._results.get(index) is result:
+                del self._results[index]
+        if result.done():
+            return result.result()
+        return MicroBatchDone(index, False)
 
     def forget(self) -> None:
         """Forget the micro-batches of the former plan; the next plan may use the same numbers."""

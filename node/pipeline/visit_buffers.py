@@ -313,9 +313,10 @@ class StageMath:
         encoded = self._encode_for(work, Direction.BACKWARD, _some(dx, x))
         self._leave(work, Leaving(Direction.BACKWARD, encoded, *self._share(grads)))
 
-    def _backward(self, work: VisitBuffers, x: Tensor, dy: Tensor) -> Sequence[Tensor | None]: if
-    self.recompute != "stage": return self._grads(_there(work.y), x, dy) work.y = None  # kept from
-    before memory ran out
+    def _backward(self, work: VisitBuffers, x: Tensor, dy: Tensor) -> Sequence[Tensor | None]:
+        if self.recompute != "stage":
+            return self._grads(_there(work.y), x, dy)
+        work.y = None  # kept from before memory ran out
 
         def part(x: Tensor, dy: Tensor, ends: tuple[int, ...]) -> Sequence[Tensor | None]:
             return self._grads(self._module(x, ends), x, dy)
@@ -428,10 +429,16 @@ class StageMath:
 
     def _in_memory(self, sequences: int, compute: Callable[[], T]) -> T:
         """Return the result of ``compute``, which is called again with smaller slices as long as
-        memory runs out. Raises its error once the slices cannot be smaller.""" while True: try:
-        return self.lanes.compute(compute) except (RuntimeError, MemoryError) as e: if not
-        out_of_memory(e): raise if not self._forget_texts() and not self._shrink(sequences): raise
-        free_cached()  # not in the handler: the exception keeps earlier tensors alive
+        memory runs out. Raises its error once the slices cannot be smaller."""
+        while True:
+            try:
+                return self.lanes.compute(compute)
+            except (RuntimeError, MemoryError) as e:
+                if not out_of_memory(e):
+                    raise
+                if not self._forget_texts() and not self._shrink(sequences):
+                    raise
+            free_cached()  # not in the handler: the exception keeps earlier tensors alive
 
     def _shrink(self, sequences: int) -> bool:
         """Halve the number of sequences computed at once, and let the stage keep only its input

@@ -33,8 +33,8 @@ MOST_SHOWN = 20
 
 @dataclass(frozen=True)
 class Damaged:
-    """A damaged place in a file. ``why``: "" for bytes that are no whole record, else what is wrong
-    with the record."""
+    """A damaged place in a file. ``why``: "" for bytes that are no whole record, else the fault of
+    the record."""
 
     file: Path
     at: int

@@ -35,7 +35,7 @@ HeldTensor: TypeAlias = Tensor | RemoteTensor
 
 
 def collected(held: HeldTensor) -> Tensor:
-    """The tensor itself, or all numbers of one that is elsewhere."""
+    """The tensor itself, or the numbers of a remote tensor."""
     if isinstance(held, RemoteTensor):
         return held.collect()
     return held

@@ -270,7 +270,7 @@ class _Settling:
         return frozenset()
 
     def _each_resolves(self, index: int) -> frozenset[PeerId]:
-        """The signers that disagree alone: without any one of them, all others agree about a
+        """The signers that disagree alone: if one of them is left out, all others agree about a
         micro-batch."""
         rows = self._rows[index]
         votes = Counter(tokens for tokens, _, _ in rows.values())

@@ -17,7 +17,8 @@ that takes 14 us, less than handing it to another thread."""
 
 class FrameIntake:
     """Reads the content of a frame after its head, into memory from which ``math`` computes. When
-    :meth:`read` returns a long tensor, its norm is known and its numbers are on the device."""
+    :meth:`read` returns a long tensor, its norm is known. With concurrent lanes its numbers are on
+    the device, if the device has memory for them."""
 
     def __init__(self, host: Host, shape: FrameShape, math: StageMath) -> None:
         self._host = host

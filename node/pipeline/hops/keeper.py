@@ -40,19 +40,38 @@ class StashKeeper:
     ) -> tuple[Answer, list[Action]]:
         """Put a complete tensor into the stash, unless the guard objects to its numbers. ``stage``:
         the stage of its sender. Returns the answer, and the actions to carry out after the answer
-        was sent.""" key = event.claim.key if objection := self._guard.objection(event.way, stage,
-        event.caller, key.index, reader): return Answer(Say.REFUSED, objection), [] answer, *rest =
-        self._driver.machine.handle(event, self._clock.now()) if not isinstance(answer, Answer):
-        answer = Answer(Say.REFUSED, "no answer") if answer.say is Say.TAKE: planned = self._planned
-        stash = self._stash work = stash.get(key) if work is None: path =
-        self._driver.machine.paths.get(key.index) work = VisitBuffers( self._clock.now() +
-        min(deadline_s, self._deadlines.longest(path)), planned.shape_of(key.index),
-        origin=event.claim.journey[0].peer, wires=planned.wires_of(key), ) stash.put(key, work,
-        planned.cost(key.index, graph=not planned.at_origin(key))) self._sweep_later() if event.way
-        is Direction.BACKWARD: work.gradient = reader stash.recharge(key, work.nbytes +
-        reader.nbytes) else: work.input = reader if planned.at_origin(key):  # the loss needs the
-        targets, which were kept at its first hop start = stash.get(Key(key.epoch, key.index, 0))
-        work.targets = None if start is None else start.targets return answer, rest
+        was sent."""
+        key = event.claim.key
+        if objection := self._guard.objection(event.way, stage, event.caller, key.index, reader):
+            return Answer(Say.REFUSED, objection), []
+        answer, *rest = self._driver.machine.handle(event, self._clock.now())
+        if not isinstance(answer, Answer):
+            answer = Answer(Say.REFUSED, "no answer")
+        if answer.say is Say.TAKE:
+            planned = self._planned
+            stash = self._stash
+            work = stash.get(key)
+            if work is None:
+                path = self._driver.machine.paths.get(key.index)
+                work = VisitBuffers(
+                    self._clock.now() + min(deadline_s, self._deadlines.longest(path)),
+                    planned.shape_of(key.index),
+                    origin=event.claim.journey[0].peer,
+                    wires=planned.wires_of(key),
+                )
+                stash.put(key, work, planned.cost(key.index, graph=not planned.at_origin(key)))
+                self._sweep_later()
+            if event.way is Direction.BACKWARD:
+                work.gradient = reader
+                stash.recharge(key, work.nbytes + reader.nbytes)
+            else:
+                work.input = reader
+                if planned.at_origin(
+                    key
+                ):  # the loss needs the targets, which were kept at its first hop
+                    start = stash.get(Key(key.epoch, key.index, 0))
+                    work.targets = None if start is None else start.targets
+        return answer, rest
 
     def make_room(self, nbytes: int, origin: PeerId | None = None) -> bool:
         """Return True if the stash takes ``nbytes`` more bytes of ``origin``. Entries past their
