@@ -1,5 +1,5 @@
-"""The service around the machine: looks into the directory, reads and posts orders, keeps those
-that hold on the disk, and tells the daemon what is in force.
+"""The service around the state machine of orders: looks into the directory, reads and posts orders,
+keeps the orders that hold on the disk, and tells the daemon which order is in force.
 
 Enters: texts of orders, from peers and from the operator. Leaves: calls of ``obey``. Never: the
 work that an order stops; :mod:`node.app.daemon` does that.
@@ -115,8 +115,8 @@ class OrderKeeper:
         return read_all(self._run_id, self._owner, text)
 
     def give(self, text: str) -> Order:
-        """Take an order from the operator of this daemon, and return it. Raises Refused for one
-        that the owner did not sign for this run, and for one that does not count any more."""
+        """Take an order from the operator of this daemon, and return it. Raises Refused for an
+        order that the owner did not sign for this run, and for an order that no longer counts."""
         order = self.read(text)
         held = self.orders.of_kind(order)
         if held is not None and order != held and not order.outranks(held):
@@ -160,7 +160,7 @@ class OrderKeeper:
         self._feed(Looked(orders))
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Look until cancelled."""
         while True:
             await self._wait()
             if self.orders.due_s(self._ports.clock.wall()) == 0.0:

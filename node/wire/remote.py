@@ -1,4 +1,4 @@
-"""Tensors with numbers in other processes of this machine, which come when they are asked for."""
+"""Tensors with numbers in other processes of this machine, fetched when they are read."""
 
 import math
 from abc import ABC, abstractmethod
@@ -27,8 +27,7 @@ class RemoteTensor(ABC):
 
     @abstractmethod
     def off_device(self) -> "HeldTensor":
-        """The same numbers where they take no memory of an accelerator. Blocks and raises as
-        :meth:`collect`."""
+        """The same numbers, off the accelerator's memory. Blocks and raises as :meth:`collect`."""
 
 
 HeldTensor: TypeAlias = Tensor | RemoteTensor
@@ -42,15 +41,14 @@ def collected(held: HeldTensor) -> Tensor:
 
 
 def on_cpu(held: HeldTensor) -> HeldTensor:
-    """A tensor of this process on the CPU; one that is elsewhere as it is."""
+    """Copy a tensor of this process to the CPU; a remote tensor is returned unchanged."""
     if isinstance(held, RemoteTensor):
         return held
     return held.detach().cpu()
 
 
 def off_device(held: HeldTensor) -> HeldTensor:
-    """The numbers where they take no memory of an accelerator. Blocks on the device that has
-    them."""
+    """Copy the numbers off the accelerator's memory. Blocks on the device that has them."""
     if isinstance(held, RemoteTensor):
         return held.off_device()
     return held.detach().cpu()

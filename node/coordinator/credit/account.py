@@ -300,8 +300,8 @@ class _Settling:
         return frozenset(found)
 
     def _contradicts(self, signer: PeerId, index: int, liars: Collection[PeerId]) -> bool:
-        """Return True if the signer states another size of a micro-batch than a signer outside
-        ``liars``."""
+        """Return True if the signer states a size of a micro-batch that no signer outside ``liars``
+        states."""
         rows = self._rows[index]
         others = {row[0] for peer, row in rows.items() if peer not in liars}
         return signer in rows and rows[signer][0] not in others
