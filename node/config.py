@@ -360,7 +360,7 @@ class NodeConfig:
 
     @property
     def home_flag(self) -> str:
-        """What a command about this home has to say: " --home DIR", "" for the default one."""
+        """The flag that a command about this home needs: " --home DIR", "" for the default one."""
         if self.home == user_dir("data"):
             return ""
         return f" --home {shlex.quote(str(self.home))}"
@@ -578,7 +578,7 @@ class NodeConfig:
         self.keep_cell(run_id, cell)
 
     def cell(self, run_id: str) -> str:
-        """What was kept of a run, "" for nothing that is a cell."""
+        """The cell kept for a run, "" if none was kept."""
         kept = _kept(self.swarm_dir(run_id) / "cell").strip()
         if not is_cell(kept):
             return ""
@@ -590,7 +590,7 @@ class NodeConfig:
         _note(self.swarm_dir(run_id) / "reference", f"{loss!r}\n")
 
     def reference(self, run_id: str) -> float:
-        """What was kept, 0 for nothing that can be a loss."""
+        """The loss that was kept, 0 if the file has no valid loss."""
         try:
             found = float(_kept(self.swarm_dir(run_id) / "reference"))
         except ValueError:
@@ -715,7 +715,7 @@ def _settings(config: NodeConfig) -> Iterator[tuple[str, Any, str, str]]:
 
 
 def _kept(path: Path) -> str:
-    """What a file holds, "" when it cannot be read."""
+    """Content of a file, "" if it cannot be read."""
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, ValueError):
@@ -724,7 +724,7 @@ def _kept(path: Path) -> str:
 
 def _keep(path: Path, content: bytes) -> None:
     """:func:`write_atomically`, unless that is there already: on a full disk a daemon starts again
-    with what it has. Raises Refused and OutOfResources."""
+    with the file that it has. Raises Refused and OutOfResources."""
     with contextlib.suppress(OSError):
         if path.read_bytes() == content:
             return

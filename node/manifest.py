@@ -168,7 +168,7 @@ class Signature:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What all peers of one run agreed on. Equal manifests have equal :attr:`run_id`."""
+    """The agreement of all peers of one run. Equal manifests have equal :attr:`run_id`."""
 
     swarm: SwarmSettings = field(default_factory=SwarmSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
@@ -317,7 +317,7 @@ class Manifest:
 
     @property
     def domain(self) -> str:
-        """What the owner's signature is good for."""
+        """Uses of the owner's signature."""
         return f"tutti/manifest/{self.format}"
 
     @cached_property
@@ -539,7 +539,7 @@ def typed(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by their names ("model.layers": 12), each checked by itself; text is read as the
     setting's type.
 
-    Raises UsageFault naming the setting, the bad value and what is allowed.
+    Raises UsageFault that names the setting, the bad value and the allowed values.
     """
     known = settings_of(SECTIONS)
     found = dict[str, Any]()
@@ -570,7 +570,8 @@ def amended(manifest: Manifest, changes: Mapping[str, Any]) -> Manifest:
 
 
 def toml_entry(key: str, value: Any, meaning: str, *, behind: bool) -> list[str]:
-    """A setting as lines of a TOML file, below what it means; ``behind`` a # or not."""
+    """A setting as lines of a TOML file, below a comment with its meaning; ``behind`` a # or
+    not."""
     import tomlkit
     from tomlkit.items import Array
 

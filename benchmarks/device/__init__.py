@@ -1,1 +1,2 @@
-"""How little devices, lines and boxes of a swarm wait: ``python -m benchmarks.device``."""
+"""Measurements of how little devices, lines and boxes of a swarm wait: ``python -m
+benchmarks.device``."""

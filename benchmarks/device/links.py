@@ -47,7 +47,8 @@ FASTER = {"int8": 1.8, "int4": 3.0}
 WORSE = 1.01
 """Highest held-out loss, relative to bf16's with the same seed."""
 MICRO_BATCHES = 160
-"""Of an epoch: so many that its beginning and end, where the line waits, are a small part."""
+"""Number of micro-batches in an epoch, large enough that its beginning and end, where the line
+waits, are a small part."""
 SLOW_MODEL: dict[str, Any] = {
     "model.layers": 2,
     "model.d_model": 128,
@@ -137,7 +138,8 @@ def pace(changes: dict[str, Any], skipped: int, epochs: int, micro_batches: int)
 
 def _measured(wan: Wan, box: Box, peers: list[Peer], skipped: int, epochs: int) -> Pace:
     def reached(count: int) -> tuple[float, tuple[int, ...]]:
-        """Seconds and bytes of both directions when so many epochs are committed."""
+        """Wait for ``count`` commits; return the time in seconds and the bytes sent in each
+        direction."""
         box.wait(
             f"{count} epochs",
             lambda: len(commits(peers)) >= count,
@@ -229,7 +231,7 @@ def speed_rows(report: Report, quick: bool) -> None:
 
 
 def received(tensor: Tensor, wire: str) -> Tensor:
-    """The numbers that a receiver has of a tensor: encoded, read and decoded as daemons do."""
+    """The numbers of a tensor as a receiver has them: encoded, read and decoded as daemons do."""
     data, _ = encode_measured(tensor, wire, measure=False)
     head = expected_head("", tensor.shape, wire)
     reader = TensorReader([head], [("", tuple(tensor.shape))], wire)

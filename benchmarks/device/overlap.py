@@ -1,11 +1,11 @@
-"""Micro-batches a second of a block stage whose device is slow to copy, with copies beside
-computations and, in the same run, with every step in line.
+"""Micro-batches a second of a block stage whose device is slow to copy, with copies concurrent to
+computations and, in the same run, with synchronous lanes.
 
 Part 3 of ``python -m benchmarks.device``. An ends peer and a block stage train in one process by
-real frames over gRPC; pipelines, device threads, arithmetic and codec are the product's. The device
-of the stage is a double (``testbed/fakes/slow_lanes.py``): 20 ms for the computations of a job,
-10 ms for a copy each way. A micro-batch is two jobs, forward and backward, so computing alone
-allows 25 of them a second. Figures are of the middle of an epoch, when the window is full.
+real frames over gRPC; pipelines, device threads, arithmetic and codec are taken from the product.
+The device of the stage is a double (``testbed/fakes/slow_lanes.py``): 20 ms for the computations of
+a job, 10 ms for a copy each way. A micro-batch is two jobs, forward and backward, so computing
+alone allows 25 of them a second. Figures are of the middle of an epoch, when the window is full.
 """
 
 import asyncio

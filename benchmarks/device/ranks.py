@@ -48,7 +48,7 @@ from testbed.models.visits import arrived, read, visit
 ITEM = "4"
 RANKS = 2
 MOST_SHARE = 0.55
-"""Most of the optimizer state, and of the gradients, that one rank may hold."""
+"""Largest share of the optimizer state, and of the gradients, that one rank may hold."""
 TIMES = 5
 STEPS = 3
 """Steps after which bits are compared."""
@@ -247,14 +247,15 @@ class Found:
     whole: list[int] = field(default_factory=lambda: [0, 0])
 
     def differ(self, mine: Tensor, wanted: Tensor) -> None:
-        """Count a tensor and the one that one device has in its place."""
+        """Compare a tensor with the tensor that one device has in its place."""
         self.off = max(self.off, float((mine - wanted).abs().max()))
 
 
 def stepped(
     here: Rank, ranks: PipedRanks, stage: int, optimizer: OptimSettings, found: Found
 ) -> None:
-    """Step a stage some times, over both ranks and on one device, and count what is found."""
+    """Make :data:`STEPS` steps of a stage, over both ranks and on one device, and record the
+    differences and bytes."""
     two = box(here, ranks, SMALL, stage, optimizer)
     alone = Owner(optimizer, EPOCHS)
     for epoch in range(STEPS):
@@ -384,7 +385,7 @@ def _whole_at_first(here: Rank, shapes: list[Any], optimizer: OptimSettings) -> 
 
 
 def speed(report: Report, here: Rank, ranks: PipedRanks, model: ModelSettings) -> None:
-    """Add the rows of milliseconds, and of the bytes that gathering everything keeps."""
+    """Add the rows of milliseconds, and of the bytes kept by the step that gathers everything."""
     two = box(here, ranks, model, 1, OPTIMIZERS["simple"])
     two.train()
     everything = GatherEverything(two)
@@ -405,7 +406,7 @@ def speed(report: Report, here: Rank, ranks: PipedRanks, model: ModelSettings) -
         for way, step in ways.items():
             began = time.perf_counter()
             fresh.append(step(epoch))
-            if epoch:  # the first one makes plans and buffers
+            if epoch:  # the first step makes plans and buffers
                 ms[way].append(1000 * (time.perf_counter() - began))
         off = max(off, *(float((fresh[0][n] - w).abs().max()) for n, w in fresh[1].items()))
     numbers = sum(p.numel() for p in two.parameters().values())

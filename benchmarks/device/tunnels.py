@@ -113,7 +113,8 @@ def wait_for(pair: Pair, peers: dict[str, HostPeer]) -> None:
 
 
 def moved(pair: Pair, peers: dict[str, HostPeer]) -> float:
-    """Seconds in which all bytes came. Raises Hang if they did not, or another way."""
+    """Seconds until all bytes arrived. Raises Hang if they did not arrive, or over another
+    connection."""
     got = peers[pair.here].do(do="fetch", peer=peers[pair.there].peer, bytes=MOVED)
     if got.get("bytes") != MOVED or got["path"] != pair.path:
         raise Hang(f"{pair.path}: {got}")

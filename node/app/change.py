@@ -1,6 +1,6 @@
 """The owner's change to how a running swarm averages: [outer] and averaging.cell, numbered and
-signed. Enters: the manifest of the run, and what its owner wants or a peer tells. Leaves: the
-signed text, or the settings in it. Never: a file, a socket.
+signed. Enters: the manifest of the run, and its owner's wish or a peer's text. Leaves: the signed
+text, or the settings in it. Never: a file, a socket.
 
 The text is the signature in base64, a line feed, and the signed JSON. It names the run, so it is
 worth nothing in another.

@@ -92,8 +92,8 @@ from node.transport.addresses import multiaddr
 from protos.ask_pb2 import Ask, AskManifest
 
 GARBAGE = (10_000, 20, 20)
-"""Thresholds of the garbage collector. With the modules set aside, the few objects that are left
-would be searched whole after every few hundred new ones: a seventh of a busy daemon's time."""
+"""Thresholds of the garbage collector. With the default thresholds, all objects outside the modules
+would be searched after every few hundred new ones: a seventh of a busy daemon's time."""
 RETRY_S = 1.0
 KEEP_S = 10.0
 """Seconds between two choices of the peers to remember for the next start."""
@@ -323,7 +323,7 @@ class Daemon(Node):
         return going_on(manifest.training.epochs, file)
 
     def _obey(self, order: Order) -> None:
-        """An order of the run's owner is in force."""
+        """Obey an order of the run's owner, which is in force now."""
         if self.role == "rendezvous":
             return
         match order.verb:
@@ -399,7 +399,7 @@ class Daemon(Node):
         presence.changed()
 
     def _availability_changed(self) -> None:
-        """The reason of the pause has changed, or the pause has ended."""
+        """Handle another reason of the pause, or the end of the pause."""
         if self.paused and self.availability.paused is not None:
             self.paused = self.availability.public_reason
             if self.presence is not None:
@@ -408,7 +408,8 @@ class Daemon(Node):
     async def _keep_hosting(
         self, presence: Presence, manifest: Manifest, stage: int, solo: bool
     ) -> None:
-        """Host the stage for ever, except in pauses. The choice of the stage stays through them."""
+        """Host the stage until cancelled, except in pauses. The choice of the stage outlasts a
+        pause."""
         keeper = self.availability
         self._hosting = self.tasks.spawn(self._host(presence, manifest, stage, solo), "host")
         while True:
@@ -668,11 +669,11 @@ class Daemon(Node):
             a.pipeline.math.graph_bytes.clear()
 
     def _does(self, step: str) -> None:
-        """The start has come to its next step."""
+        """Report the next step of the start."""
         self.step = step
 
     def _enters(self, cell: CellId) -> None:
-        """This peer is in that cell, from its start on or since its own has divided."""
+        """Enter a cell, at the start or after this peer's cell has divided."""
         if self.presence is not None and self.manifest is not None:
             self.presence.enter(cell)
             try:

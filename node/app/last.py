@@ -19,7 +19,7 @@ from node.manifest import Manifest
 from node.orders.order import RunEnded, ended, going_on
 
 TAIL = 1 << 18
-"""Bytes at the end of the event file that are looked at."""
+"""Number of bytes at the end of the event file that are read."""
 STARTED = "started"
 """Kind of the event with which a daemon begins."""
 STOPPING = "stopping"
@@ -49,7 +49,7 @@ class LastKnown:
         return asdict(self) | {"epochs": {str(stage): epoch for stage, epoch in self.epochs}}
 
     def lines(self, now: float) -> list[str]:
-        """The same for people, at Unix time ``now``. Nothing where nothing is known."""
+        """The same as lines for people, at Unix time ``now``; no lines if nothing is known."""
         found: list[str] = []
         if self.run_id:
             cell = ""

@@ -64,7 +64,7 @@ SAID_ONCE = ("finished", "paused")
 NEWS_S = 5.0
 """Seconds between two looks for a new activity."""
 FULL = 16 << 20
-"""Bytes: a disk that has less is full."""
+"""Free bytes below which a disk counts as full."""
 PAUSED_APART_S = 30.0
 """Seconds before an order to pause is in force here within which a peer that went has obeyed it:
 clocks differ."""
@@ -107,8 +107,8 @@ class Tally:
         return max(0.0, self._at + self.forecast_s - now)
 
     def gave_up(self, a: Assembled) -> None:
-        """This peer gives its stage up for a pause: keep its counts. The speed is measured anew
-        afterwards."""
+        """Keep the counts of a stage that this peer gives up for a pause. The speed is measured
+        anew afterwards."""
         self.progress.restart()
         self.given_up.epoch = max(0, a.stage.version.epoch)
         if a.meter.micro_batches:
@@ -116,8 +116,8 @@ class Tally:
             self.given_up.last_work = a.meter.last_work
 
     def planned(self, plan: Plan, now: float) -> float:
-        """Take over the report of a new plan on the epoch before it. Returns the seconds that this
-        epoch took, 0 for unknown."""
+        """Take over the report of a new plan on the previous epoch. Returns the seconds that this
+        epoch took, 0 if they are unknown."""
         s = self.shown
         since = 0.0
         if self._at:
@@ -158,8 +158,8 @@ class Tally:
 
 def _allowed(a: Assembled, m: Manifest | None) -> float:
     """Seconds that this peer may have nothing to do while others work: half of the time that the
-    plan gives to an epoch of a large model, whose deadlines are above the manifest's floors. 0 for
-    other models."""
+    plan gives to an epoch, for a large model with deadlines above the manifest's lower bounds. 0
+    for other models."""
     plan = a.work.plan
     round_s = a.work.rounds.figures.deadline_s
     if m is None or plan is None or not plan.paths:
@@ -207,11 +207,11 @@ class SnapshotBuilder:
         self._page = MetricsPage()
         self._troubles: list[str] = []
         self._silent: set[PeerId] = set()
-        """Peers of which the journal has said that they are silent."""
+        """Peers that the journal has reported as silent."""
         self._disk = ""
         """A sentence about the disk of the home, while it is full."""
         self._contention = Contention()
-        """Since the last look for news; at rest while nothing is wrong."""
+        """Contention since the last look for news; not measured while nothing is wrong."""
         self._told_last: pb.Snapshot | None = None
         """The snapshot of the last look for news."""
 
@@ -547,8 +547,7 @@ class SnapshotBuilder:
         )
 
     def _on_this_machine(self, peer: PeerId) -> bool:
-        """Return True if a peer announces an address of this machine that other machines have
-        not."""
+        """Return True if a peer announces an address that only this machine has."""
         presence = self._d.presence
         if presence is None:
             return False
@@ -557,7 +556,7 @@ class SnapshotBuilder:
         return not own.isdisjoint(hosts) or (bool(hosts) and hosts <= LOOPBACK)
 
     def _archive(self) -> pb.ArchiveLine | None:
-        """The copies of this peer's checkpoints; None where none are made."""
+        """The state of this peer's archive; None if it has no archive."""
         archive = self._d.archive
         if archive is None:
             return None
@@ -618,8 +617,8 @@ class SnapshotBuilder:
         )
 
     def recall_epoch(self) -> None:
-        """This peer starts paused: show the epoch of its checkpoints until others tell a later
-        one."""
+        """Show the epoch of the checkpoints while this peer, which starts paused, hears of no later
+        epoch."""
         if self._d.manifest is None:
             return
         checkpoints = self._d.config.checkpoint_dir(self._d.manifest.run_id)
@@ -627,9 +626,9 @@ class SnapshotBuilder:
         self.tally.given_up.epoch = max(epochs, default=0)
 
     def _run_epoch(self, m: Manifest) -> int:
-        """Epoch of the run. A peer without parameters goes by the records of others that have some,
-        the middle one of them, so that a single record decides nothing; where none is in sight, by
-        the parameters that it had."""
+        """Epoch of the run. A peer without parameters takes the median epoch of the records of
+        peers that have parameters, so that no single record decides; without such records, the
+        epoch of its own last parameters."""
         d = self._d
         if d.assembled is not None and d.assembled.stage.version.epoch > 0:
             return d.assembled.stage.version.epoch
@@ -673,7 +672,7 @@ class SnapshotBuilder:
         return answer
 
     async def _needed(self) -> list[int]:
-        """Bytes that a daemon needs for each stage of the run, reckoned once."""
+        """Bytes that a daemon needs for each stage of the run, computed once."""
         m = self._d.manifest
         if m is None:
             return []
@@ -744,7 +743,7 @@ class SnapshotBuilder:
     # ----------------------------------------------------------- the metrics page
 
     def planned(self, plan: Plan) -> None:
-        """A new plan reached this peer."""
+        """Take in a new plan that reached this peer."""
         s = self.tally.shown
         config = self._d.config
         m = self._d.manifest
@@ -782,8 +781,8 @@ class SnapshotBuilder:
         )
 
     async def keep_telling(self) -> None:
-        """Report this peer's activity in the journal for ever: at once when it changes, and now and
-        then while it does not."""
+        """Report this peer's activity in the journal until cancelled: at once when it changes, and
+        again after :data:`TELL_S` seconds, except for :data:`SAID_ONCE`."""
         news = ""
         told = 0.0
         while True:
@@ -823,8 +822,7 @@ class SnapshotBuilder:
                 d.journal.emit("daemon", "peer-heard", f"{short(peer)} is heard again", peer=peer)
 
     async def keep_measuring(self) -> None:
-        """Update the metrics page to the state of the screen, and the disk's state on the screen to
-        the disk, for ever."""
+        """Keep the metrics page and the disk's state on the screen up to date, until cancelled."""
         self.measure()
         self._d.metrics.registry.register(self)
         while True:
@@ -838,12 +836,12 @@ class SnapshotBuilder:
             await asyncio.sleep(MEASURE_S)
 
     def collect(self) -> Sequence[Metric]:
-        """The numbers of the last look. A scrape calls this, on a thread of its own."""
+        """The numbers of the last measurement. A scrape calls this, on a thread of its own."""
         return self._page.metrics
 
     def measure(self, snapshot: pb.Snapshot | None = None) -> None:
         """Look at every number of the metrics page that the screen shows as well. ``snapshot``: a
-        recent one, where there is one: beside many peers they cost milliseconds each."""
+        recent snapshot, if there is one: with many peers a snapshot costs milliseconds."""
         s = snapshot
         if s is None:
             s = self.snapshot()
@@ -934,8 +932,8 @@ class SnapshotBuilder:
         return replace(body, state="paused", paused=by, tokens_per_s=0.0)
 
     def _life(self, peer: PeerId, link: PeerLink, wall: float) -> tuple[Life, float]:
-        """The signs of life of a peer. A connection that was made after the evidence against it is
-        one."""
+        """The signs of life of a peer. A connection that was made after the evidence of its death
+        is a sign of life."""
         d = self._d
         now = time.monotonic()
         if d.presence is None:
@@ -1040,7 +1038,7 @@ def totals_of(s: pb.Snapshot, tokens_before: int) -> list[tuple[str, str, dict[s
 
 
 def sent_gauge(sent: Iterable[pb.SentLine]) -> Metric:
-    """Relative errors of what other peers got from here, for the metrics page."""
+    """Relative errors of the tensors that this peer sent to others, for the metrics page."""
     errors = GaugeMetricFamily(
         "tutti_sent_error",
         "Relative error of the activations and gradients that a peer got, by their number format",

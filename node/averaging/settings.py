@@ -20,22 +20,23 @@ class AveragingSettings:
     wire: str = setting(
         "fp32",
         "Number format of gradients on the wire: fp32, bf16, fp16, int8. Fresh parameters travel "
-        "as optimizer.parameters has them.",
+        "in the format of optimizer.parameters.",
         choices=("fp32", "bf16", "fp16", "int8"),
     )
     group_bytes: int = setting(
         8 << 20,
-        "Most bytes of an owner's parts that are stepped together, as they travel the larger way; "
-        "in fp32 they are at most four times larger. A larger part goes alone. While a group is "
-        "stepped, the next one's gradients arrive and the one before leaves. An owner holds two "
-        "groups of every member.",
+        "Most bytes of an owner's parts that are stepped together, in the larger of their two "
+        "formats on the wire; in fp32 they are at most four times larger. A larger part goes "
+        "alone. While a group is stepped, the gradients of the next group arrive and the fresh "
+        "parameters of the previous one leave. An owner holds two groups of every member.",
         least=1 << 10,
         most=1 << 40,
     )
     round_timeout_s: float = setting(
         30.0,
-        "A contribution or a fresh part that is later counts as missing. A floor: a round has four "
-        "times as long as its steps and its bytes should take, where that is more.",
+        "A contribution or a fresh part that arrives later counts as missing. This is a lower "
+        "bound: a round has four times the time that its steps and its bytes should take, if that"
+        " is more.",
         least=0.1,
         most=3600.0,
     )
@@ -75,7 +76,7 @@ class AveragingSettings:
         most=1000.0,
     )
     clip_iterations: int = setting(
-        3, "Times that centered-clip moves its center.", least=1, most=100
+        3, "Number of times that centered-clip moves its center.", least=1, most=100
     )
 
     def check(self) -> None:

@@ -15,7 +15,7 @@ class CheckpointSettings:
 
     within_s: float = setting(
         300.0,
-        "Seconds of work that a crash may cost at most, one epoch where that is longer; 0 writes "
+        "Seconds of work that a crash may cost at most, or one epoch if that is longer; 0 writes "
         "no checkpoints by time. A stop writes one unless every is 0 too.",
         least=0,
         most=86400,
@@ -37,7 +37,8 @@ class CheckpointSettings:
     )
     max_disk: int = setting(
         0,
-        "Bytes that the checkpoints of a run may take here; 0 for no limit. Two have to fit.",
+        "Bytes that the checkpoints of a run may take here; 0 for no limit. Two checkpoints have "
+        "to fit.",
         least=0,
         most=1 << 60,
     )
@@ -56,7 +57,8 @@ class CheckpointSettings:
     )
     to_keep: int = setting(
         5,
-        "Copies of the stage kept there; older ones are removed once a newer one is whole.",
+        "Number of copies of the stage kept there; older copies are removed once a newer one is "
+        "complete.",
         least=1,
         most=1000,
     )

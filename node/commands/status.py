@@ -77,7 +77,7 @@ def ps(as_json: bool) -> int:
 def peers(
     everybody: bool, stage: int | None, sort: str, verbose: bool, join: str | None, as_json: bool
 ) -> int:
-    """Who is in the swarm, as this node sees it."""
+    """Print the peers of the swarm, as this node sees them."""
     from node.control import commands
 
     if join is None:
@@ -177,7 +177,7 @@ def monitor() -> int:
 )
 @options.as_json
 def logs(follow: bool, last: int, level: str, as_json: bool) -> int:
-    """What happened. Without a running daemon: from its event file."""
+    """Print the events of the daemon. Without a running daemon: from its event file."""
     from node.control import commands
 
     ours = shared.config({})

@@ -16,11 +16,11 @@ TRIM_THRESHOLD = -1
 MMAP_THRESHOLD = -3
 ARENA_MAX = -8
 LARGEST = 1 << 25
-"""Bytes below which blocks are kept; glibc takes no more than this."""
+"""Size in bytes below which freed blocks are kept; glibc allows no larger threshold."""
 SCARCE = 1 << 20
-"""The same where memory is scarce. A block of its own leaves no hole that nothing else fits into.
-At ``LARGEST``, holes doubled the memory of a stage of 16 MiB and its activations. At this value,
-forward, backward and step of that stage took a third longer."""
+"""The same threshold where memory is scarce. A block that is mapped by itself leaves no hole in a
+heap. At ``LARGEST``, holes doubled the memory of a stage of 16 MiB and its activations. At this
+value, forward, backward and step of that stage took a third longer."""
 
 
 def keep_freed(below: int = LARGEST) -> bool:
@@ -54,8 +54,8 @@ def give_freed_back() -> bool:
 
 
 def let_go(held: list[Any], nbytes: int = SCARCE) -> None:
-    """Empty a list whose entries may be the last owners of ``nbytes`` bytes. On an event loop
-    another thread does it if they are many: to unmap 128 MiB takes 18 ms."""
+    """Empty a list whose entries may be the last owners of ``nbytes`` bytes. On an event loop,
+    another thread frees large blocks: to unmap 128 MiB takes 18 ms."""
     if nbytes >= SCARCE:
         with contextlib.suppress(RuntimeError):
             asyncio.get_running_loop().run_in_executor(None, held.clear)

@@ -102,9 +102,9 @@ def whole_number(text: str) -> int | None:
 
 
 def rate_of(text: str) -> float | None:
-    """Bytes a second of "20Mbit", "2.5MB", "2.5MB/s", "20Mbps", "500k"; None for what is none.
-    Without a unit it is bytes, as those who limit rates are used to (curl, wget, rsync); k, M and G
-    are powers of 1000, Ki, Mi and Gi of 1024."""
+    """Bytes a second of "20Mbit", "2.5MB", "2.5MB/s", "20Mbps", "500k"; None if the text is no
+    rate. Without a unit it is bytes, as those who limit rates are used to (curl, wget, rsync); k, M
+    and G are powers of 1000, Ki, Mi and Gi of 1024."""
     found = re.fullmatch(
         r"([0-9]+(?:\.[0-9]+)?)\s*([kKMG]?)(i?)(B|bit|bits|bps)?(/s)?", text.strip()
     )

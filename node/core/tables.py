@@ -23,9 +23,10 @@ class FieldRule:
     """Values that a field may hold: one of ``choices``, a number between ``least`` and ``most``, or
     text matching ``pattern``; without any of these, every value of its type.
 
-    ``says`` is the sentence shown when a value breaks the rule; made up from the bounds when empty.
-    ``removed``: former choices, and their replacements. ``reads``: the value of a text, None if the
-    text is none. ``refused``: the reason against a value in the range, "" if it is fine.
+    ``says``: the sentence shown when a value breaks the rule; if empty, it is made from the bounds.
+    ``removed``: replacements by former choice. ``reads``: returns the value of a text, or None if
+    the text has no value. ``refused``: returns the reason against a value in the range, "" if there
+    is none.
     """
 
     least: float = -math.inf
@@ -39,7 +40,7 @@ class FieldRule:
 
     @property
     def bounded(self) -> bool:
-        """True if there is a number that the range does not have."""
+        """True if the range leaves out some number."""
         return not (math.isinf(self.least) and math.isinf(self.most))
 
     def allows(self, value: Any) -> bool:
@@ -94,8 +95,8 @@ def setting(
 
 
 def rate_setting(text: str, *, refused: Callable[[float], str] | None = None) -> float:
-    """Declare a limit in bytes a second, which users may write as text; 0, the default, is for no
-    limit."""
+    """Declare a limit in bytes a second, which users may write as text ("20Mbit"). The default, 0,
+    is no limit."""
     rule = FieldRule(
         least=0,
         says='bytes a second as a number, or such as "20Mbit", "2.5MB", "500k" (20 Mbit are 2.5 '
@@ -112,8 +113,8 @@ def _declared(default: T, text: str, rule: FieldRule) -> T:
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-    """A declared setting. ``name`` has the section in front ("model.layers"), ``hint`` is the type
-    of its field."""
+    """A declared setting. ``name`` begins with its section ("model.layers"); ``hint``: the type of
+    its field."""
 
     name: str
     hint: Any
@@ -122,11 +123,11 @@ class Setting:
     rule: FieldRule
 
     def read(self, text: Any) -> Any:
-        """As :func:`from_text`."""
+        """Read a text as :func:`from_text` does."""
         return from_text(text, self.hint)
 
     def check(self, raw: Any, source: str = "") -> Any:
-        """As :func:`check`."""
+        """Check a value as :func:`check` does."""
         return check(self.name, raw, self.hint, self.rule, source=source)
 
     @property
@@ -166,9 +167,9 @@ def build(kind: type[T], table: Any, section: str, *, source: str = "") -> T:
 
 
 def check(name: str, raw: Any, hint: Any, rule: FieldRule = UNLIMITED, *, source: str = "") -> Any:
-    """``raw`` as the type ``hint`` (bool, int, float, str, a tuple of str, int or float, or one
-    of several of these) if ``rule`` allows it. Raises Removed for a choice that was, UsageFault for
-    anything else."""
+    """``raw`` as the type ``hint`` (bool, int, float, str, a tuple of str, int or float, or one of
+    several of these) if ``rule`` allows it. Raises Removed for a former choice, UsageFault for any
+    other bad value."""
     if isinstance(raw, str) and rule.reads is not None:
         found = rule.reads(raw)
         if found is not None:
@@ -189,8 +190,8 @@ def check(name: str, raw: Any, hint: Any, rule: FieldRule = UNLIMITED, *, source
 
 
 def from_text(text: Any, hint: Any) -> Any:
-    """Text from the environment as the value TOML would have given; itself when it does not look
-    like one, or is no text."""
+    """The value that TOML would give for a text from the environment. Anything but a text, and a
+    text that is no TOML value, is returned unchanged."""
     if not isinstance(text, str):
         return text
     word = text.strip()
@@ -246,7 +247,7 @@ ALIASES: Mapping[str, str] = {
 
 
 def unknown(name: str, known: list[str], source: str = "") -> UsageFault:
-    """The complaint about a name nobody reads, with the nearest one that exists."""
+    """The complaint about an unknown name, with the nearest known one."""
     near = _meant(name, known)
     section, dot, _ = name.rpartition(".")
     beside = []
@@ -304,7 +305,7 @@ def dotted(section: str, key: str) -> str:
 
 
 def show(value: Any) -> str:
-    """A value as it would stand in the file, cut short and without control characters."""
+    """A value as a TOML file would have it, shortened and without control characters."""
     if isinstance(value, str):
         text = f'"{value}"'
     elif isinstance(value, bool):

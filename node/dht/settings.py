@@ -16,18 +16,18 @@ class DirectorySettings:
         least=0.1,
         most=3600,
     )
-    ttl_s: float = setting(20.0, "Life of a record.", least=1, most=3600)
+    ttl_s: float = setting(20.0, "Lifetime of a record, in seconds.", least=1, most=3600)
     max_record: int = setting(
         4096, "Bytes of one signed record; larger ones are refused unread.", least=256, most=1 << 20
     )
     max_ttl_s: float = setting(
         600.0,
-        "A record that claims to live longer than this from now is refused.",
+        "Longest remaining lifetime that a record may claim, in seconds; a longer one is refused.",
         least=1,
         most=86400,
     )
     max_peers: int = setting(
-        512, "Writers remembered and stored for one run; strangers beyond it are refused."
+        512, "Number of writers remembered and stored for one run; further strangers are refused."
     )
     max_postings: int = setting(
         4096,
@@ -35,7 +35,8 @@ class DirectorySettings:
         "own ones, and those of topics that this peer uses itself.",
     )
     lookup_timeout_s: float = setting(
-        5.0, "One reading or one publication is given up after this; the next one tries again."
+        5.0,
+        "Seconds after which one reading or one publication is given up; the next one tries again.",
     )
     rejoin_s: float = setting(
         1.0,

@@ -7,7 +7,7 @@ from node.core.tables import setting
 
 @dataclass(frozen=True)
 class TrainingSettings:
-    """What the swarm agreed to do."""
+    """The training that the swarm agreed on."""
 
     epochs: int = setting(
         120,
@@ -16,12 +16,16 @@ class TrainingSettings:
         most=10**9,
     )
     target_batch: int = setting(
-        128, "Sequences behind one update; a multiple of the micro-batch.", least=1, most=10**7
+        128,
+        "Number of sequences in one update; a multiple of the micro-batch.",
+        least=1,
+        most=10**7,
     )
     epoch_timeout_s: float = setting(
         60.0,
-        "An epoch that is not done by then is closed with what it has. A floor: it has four times "
-        "as long as its work should take, where that is more.",
+        "Seconds after which an unfinished epoch is closed with the micro-batches that are "
+        "finished. This is a lower bound: an epoch has four times the time that its work should "
+        "take, if that is more.",
         least=1.0,
         most=86400.0,
     )
@@ -31,10 +35,13 @@ class TrainingSettings:
         least=0,
         most=10**9,
     )
-    eval_batches: int = setting(4, "Micro-batches of one evaluation.", least=1, most=10**5)
+    eval_batches: int = setting(
+        4, "Number of micro-batches in one evaluation.", least=1, most=10**5
+    )
     min_replicas: int = setting(
         1,
-        "Live peers every block stage needs before the first epoch is planned; the ends need one.",
+        "Live peers that every block stage needs before the first epoch is planned; the ends need"
+        " one.",
         least=1,
         most=1000,
     )

@@ -1,4 +1,5 @@
-"""The optimizer's step over the ranks: gradients and state stay cut as the parameters are.
+"""The optimizer's step over the ranks: gradients and optimizer state stay sharded as the parameters
+are.
 
 A matrix of Muon is gathered at a host for the products only. AdamW works on each rank's own piece.
 An optimizer of a library needs a matrix whole, so one rank hosts it, with its state.
@@ -36,14 +37,14 @@ from node.partition.matrices import Method
 from node.wire.remote import HeldTensor, RemoteTensor
 
 COUNT = "steps"
-"""Name of the state that is a number; every rank is told of it."""
+"""Name of the one entry of the state that is a number; every rank has it."""
 
 
 @dataclass(frozen=True)
 class PartOrder:
-    """The step of one part. ``host``: the rank that steps it whole, -1 where it stays cut;
-    ``before``: number under which the ranks keep the part's state, 0 for no state; ``after``: the
-    number of the state that the step leaves; ``count``: steps made before."""
+    """Order to step one part. ``host``: the rank that steps the whole part, -1 if the part stays
+    sharded; ``before``: key under which the ranks keep the part's state, 0 for no state; ``after``:
+    key of the state after the step; ``count``: number of steps made before."""
 
     name: str
     shape: tuple[int, int]
@@ -80,10 +81,9 @@ class RankSteps:
         kept: Mapping[int, State],
         wholes: Mapping[str, tuple[Tensor, Tensor]] | None = None,
     ) -> tuple[dict[int, State], dict[str, Tensor], list[str]]:
-        """(new state by its number, fresh parameters, names of the parts whose step failed).
-
-        ``wholes``: parameter and mean gradient of each part, whole; given at rank 0 only, which
-        alone gets fresh parameters.
+        """Make the steps of ``orders``. Returns (new state by its key, fresh parameters, names of
+        failed parts). ``wholes``: the whole parameter and mean gradient of each part, given at rank
+        0 only. Only rank 0 gets fresh parameters.
         """
         after: dict[int, State] = {}
         pieces: dict[str, Tensor] = {}
@@ -133,8 +133,8 @@ class RankSteps:
         shapes: Mapping[str, tuple[int, int]],
         state: Mapping[str, Tensor] | None = None,
     ) -> State:
-        """This rank's pieces of the state of a part, which rank 0 has whole; the others give
-        None."""
+        """Distribute the state of a part, and return this rank's pieces. Rank 0 gives the whole
+        tensors, the other ranks None."""
         given = state or {}
         return {
             key: self._here.scatter(
@@ -147,8 +147,8 @@ class RankSteps:
     def collect(
         self, name: str, host: int, shape: tuple[int, int], piece: Tensor | None
     ) -> Tensor | None:
-        """A tensor of the state of a part, of which every rank has a ``piece`` or nothing, whole at
-        rank 0; None at the others."""
+        """Gather a tensor of the state of a part from the ``piece`` of each rank, if it has one.
+        Returns the whole tensor at rank 0, None at the other ranks."""
         cut = cut_at(host, name, shape, self._here.size)
         if piece is None:
             piece = torch.empty(cut.shape(self._here.rank))
@@ -191,8 +191,8 @@ class RankSteps:
         return [(order, (fresh[order.name], states[order.name])) for order in orders]
 
     def _product(self, matrices: Sequence[Sharded]) -> TensorParallelStep:
-        """The exchange for these matrices. The last one is kept; its buffers are let go of before
-        others are made."""
+        """The exchange for these matrices. The latest exchange is kept; its buffers are freed
+        before those of another are made."""
         key = tuple(matrices)
         if key not in self._products:
             self._products.clear()
@@ -213,8 +213,8 @@ class RankSteps:
         kept: Mapping[int, State],
         epoch: int,
     ) -> list[tuple[PartOrder, tuple[Tensor, State] | None]]:
-        """Pieces of the steps of whole matrices, which the hosts make side by side; None for a step
-        that fails."""
+        """Step whole matrices at their hosts, in parallel. Returns this rank's pieces of each
+        result; None for a step that failed."""
         hosted = [order for order in orders if order.host >= 0]
         made: dict[str, tuple[Tensor, State]] = {}
         for order in hosted:
@@ -233,15 +233,15 @@ class RankSteps:
         return found
 
     def _agreed(self, host: int, fine: bool) -> bool:
-        """Return ``fine`` as the host has it."""
+        """Return the host's value of ``fine`` at every rank."""
         said = torch.tensor([float(fine)], device=self._here.device.device)
         dist.broadcast(said, host)
         return bool(said)
 
 
 class CutTensor(RemoteTensor):
-    """A tensor of a part's state in pieces at the ranks; ``piece``: rank 0's. ``handle``: the key
-    of the part's state at the others."""
+    """A tensor of a part's state in pieces at the ranks. ``piece``: the piece of rank 0;
+    ``handle``: key of the part's state at the other ranks."""
 
     def __init__(
         self,
@@ -285,7 +285,8 @@ class CutTensor(RemoteTensor):
 
 
 class CutSteps:
-    """Rank 0's control of the steps over all ranks, as an owner sees it."""
+    """Rank 0's control of the steps over all ranks; for an owner it is a
+    :class:`~node.optim.steps.Steps`."""
 
     def __init__(
         self, ranks: Ranks, program: Program, settings: OptimSettings, epochs: int
@@ -301,10 +302,10 @@ class CutSteps:
         self._lock = threading.Lock()
         self._hosts: dict[str, int] = {}
         self._hosted = [0] * self._size
-        """Bytes of state at each rank of parts that it hosts."""
+        """Bytes of the state of hosted parts, by rank."""
 
     def keep(self, name: str, state: Mapping[str, Tensor]) -> HeldState:
-        """The state of a part, in pieces at the ranks. Raises DeviceLost."""
+        """Distribute the state of a part to the ranks. Raises DeviceLost."""
         if cut_of(name) is None:
             return state
         moved = {key: t for key, t in state.items() if key != COUNT}
@@ -324,11 +325,11 @@ class CutSteps:
         states: Mapping[str, HeldState],
         epoch: int,
     ) -> Stepped:
-        """One step of each part in ``gradients``. Pieces begin from the parameters that the ranks
-        have, which are those that were put in place. Raises StepFault, DeviceLost."""
+        """Make one step of each part in ``gradients``. Sharded parts begin from the ranks' own
+        parameters, which are the ones in place. Raises StepFault, DeviceLost."""
         names = [name for name in sorted(gradients) if cut_of(name) is not None]
         alone = {name: g for name, g in gradients.items() if cut_of(name) is None}
-        # Kept to the end of the step: what is forgotten here is forgotten there.
+        # Kept to the end of the step: the other ranks free a state when its handle is freed here.
         held = {name: states.get(name, {}) for name in gradients}
         fresh, staged = self._alone.step(parameters, alone, held, epoch)
         for name in names:
@@ -390,8 +391,8 @@ class CutSteps:
         )
 
     def _host(self, name: str, shape: tuple[int, int]) -> int:
-        """The rank that steps a part whole: the one that hosts the fewest bytes when the part is
-        seen first; -1 for a part that stays cut."""
+        """The rank that steps the whole part, chosen when the part is seen first: the rank that
+        hosts the fewest bytes. -1 for a part that stays sharded."""
         if method_of(name, shape, self._settings) not in WRAPPED:
             return -1
         with self._lock:
@@ -427,13 +428,14 @@ def _counted(state: HeldState) -> State:
 def _shapes(
     name: str, shape: tuple[int, int], settings: OptimSettings
 ) -> dict[str, tuple[int, int]]:
-    """Shapes of the state of a part that is cut or hosted."""
+    """Shapes of the state of a sharded or hosted part, by name."""
     found = state_shapes(name, shape, settings)
     return {key: (of[0], of[1]) for key, of in found.items() if key != COUNT}
 
 
 def _state(order: PartOrder, kept: Mapping[int, State]) -> State:
-    """This rank's pieces of a part's state, as a step takes it; empty before the first step."""
+    """This rank's pieces of a part's state, in the form that a step takes; empty before the first
+    step."""
     if not order.before:
         return {}
     return kept[order.before] | {COUNT: torch.tensor([float(order.count)])}

@@ -73,18 +73,18 @@ class Rank:
             dist.destroy_process_group()
 
     def share(self, tensor: Tensor) -> Tensor:
-        """Rank 0's numbers into everybody's ``tensor``, which is on the device."""
+        """Broadcast rank 0's numbers into every rank's ``tensor``, which is on the device."""
         dist.broadcast(tensor.detach(), 0)
         return tensor
 
     def total(self, tensor: Tensor) -> Tensor:
-        """The sum over ranks, into everybody's ``tensor``."""
+        """Sum over the ranks, into every rank's ``tensor``."""
         dist.all_reduce(tensor)
         return tensor
 
     def deal(self, name: str, shape: tuple[int, ...], whole: Tensor | None) -> Tensor:
-        """This rank's part of a parameter, which rank 0 has ``whole``, on the device; the others
-        give None."""
+        """Distribute a parameter, and return this rank's part on the device. Rank 0 gives the
+        ``whole``, the other ranks None."""
         if cut_of(name) is not None:
             return self.scatter(Sharded.as_parameter(name, shape, self.size), whole)
         part = torch.empty(shape, device=self.device.device)
@@ -93,8 +93,8 @@ class Rank:
         return self.share(part)
 
     def collect(self, name: str, shape: tuple[int, ...], part: Tensor) -> Tensor | None:
-        """The whole of a tensor that is cut as the parameter ``name`` is, on the CPU at rank 0;
-        None at the others."""
+        """Gather a tensor that is sharded as the parameter ``name`` is. Returns the whole on the
+        CPU at rank 0, None at the other ranks."""
         if cut_of(name) is not None:
             return self.gather(Sharded.as_parameter(name, shape, self.size), part)
         if self.rank:
@@ -102,8 +102,8 @@ class Rank:
         return part.cpu()
 
     def scatter(self, matrix: Sharded, whole: Tensor | None) -> Tensor:
-        """This rank's part of a matrix, which rank 0 has ``whole``, on the device; the others give
-        None. Rank 0's may be a view of the whole."""
+        """Scatter a matrix, and return this rank's part on the device. Rank 0 gives the ``whole``,
+        the other ranks None. Rank 0's part may be a view of the whole."""
         where = self.device.device
         if whole is None:
             part = torch.empty(matrix.shape(self.rank), device=where)
@@ -117,8 +117,8 @@ class Rank:
         return pieces[0].to(where).contiguous()
 
     def gather(self, matrix: Sharded, part: Tensor) -> Tensor | None:
-        """The whole of a matrix of which every rank has a ``part``, on the CPU at rank 0; None at
-        the others."""
+        """Gather a matrix from the ``part`` of each rank. Returns the whole on the CPU at rank 0,
+        None at the other ranks."""
         if self.rank:
             if part.numel():
                 dist.send(part.contiguous(), 0)

@@ -36,8 +36,8 @@ END_S = 10.0
 
 @dataclass(frozen=True, eq=False, slots=True, weakref_slot=True)
 class Handle:
-    """Something the other ranks keep under a number; when this is forgotten here, it is forgotten
-    there."""
+    """A key under which the other ranks keep something. They free it once the handle is freed
+    here."""
 
     number: int
 
@@ -161,7 +161,7 @@ class Ranks:
                     self._tell(process, {"do": do, "forget": forget, **words})
                 yield
             except Exception as e:
-                # Whatever it was, the ranks are no longer at one place in the program.
+                # After any error the ranks are no longer at one place in the program.
                 raise self._broken(self._cause(e)) from e
 
     def close(self) -> None:

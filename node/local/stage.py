@@ -51,11 +51,11 @@ class LocalStage:
         self.gradients = CutSum(ranks, program)
 
     def math(self, module: nn.Module, wire: str, autocast: Autocast) -> StageMath:
-        """Mathematics of the stage for the pipeline; ``autocast`` is each rank's own."""
+        """Arithmetic of the stage for the pipeline; every rank uses ``autocast`` of its own."""
         return CutMath(self.ranks, self.program, self.settings, wire)
 
     def place(self, whole: Mapping[str, Tensor]) -> None:
-        """Give every rank its part of these parameters. Waits for a micro-batch that is being
+        """Distribute these whole parameters to the ranks. Waits for a micro-batch that is being
         computed. Raises DeviceLost."""
         with self.ranks.command("load"):
             self.program.load(whole)
@@ -111,8 +111,8 @@ class CutMath(StageMath):
     def told(
         self, what: str, x: Tensor, compute: Callable[[Tensor], Tensor], **words: Any
     ) -> Tensor:
-        """Send ``x`` to all ranks and return rank 0's part of their ``compute`` of it. Their graphs
-        are held while the output is; none is kept if no gradient is wanted."""
+        """Send ``x`` to all ranks and return rank 0's result of ``compute``. The ranks keep their
+        graphs as long as the output lives; without gradients they keep none."""
         if torch.is_grad_enabled():
             handle = self.ranks.handle()
         else:
@@ -163,7 +163,7 @@ class CutMath(StageMath):
         return tuple(found)
 
     def _share(self, grads: Sequence[Tensor | None]) -> tuple[Share, Tensor | None]:
-        # All ranks have looked at their parts.
+        # All ranks have checked their parts.
         share = self._made
         self._made = CutShare({}, Handle(0))
         return share, None
@@ -174,7 +174,7 @@ class CutMath(StageMath):
 
 
 class CutEndsMath:
-    """Mathematics of stage 0, over all ranks."""
+    """Arithmetic of stage 0, over all ranks."""
 
     def __init__(self, math: CutMath) -> None:
         self._math = math
@@ -213,10 +213,9 @@ class CutEndsMath:
 
 
 class CutGradients(Mapping[str, Tensor]):
-    """Sums of gradients in pieces at the ranks. Each is gathered on the CPU when it is asked for,
-    and not kept; ``handle``: the key of the others' pieces.
-
-    Blocks, so it is not for the event loop. Raises DeviceLost.
+    """Sums of gradients in pieces at the ranks. A sum is gathered on the CPU when it is read, and
+    not kept. ``handle``: key of the pieces at the other ranks. A read blocks, so do not make it on
+    the event loop. Raises DeviceLost.
     """
 
     def __init__(
@@ -242,7 +241,7 @@ class CutGradients(Mapping[str, Tensor]):
 
 
 class CutSum(GradientSum):
-    """The sum of cut shares, each rank's of its own parts."""
+    """The sum of sharded gradient shares; each rank sums its own parts."""
 
     def __init__(self, ranks: Ranks, program: Program) -> None:
         super().__init__()
@@ -253,7 +252,7 @@ class CutSum(GradientSum):
         """Round of the last share that the other ranks have added. Changed in their turn alone."""
 
     def whole(self) -> tuple[Mapping[str, Tensor], int]:
-        """As of one device; gradients come whole, on the CPU, one at a time. Raises DeviceLost."""
+        """As for one device. Gradients are gathered on the CPU one at a time. Raises DeviceLost."""
         self.drain()
         with self._lock:
             parts = dict(self._sums)
@@ -270,7 +269,7 @@ class CutSum(GradientSum):
                 return CutGradients(self._ranks, self._program, parts, handle), tokens
 
     def reset(self) -> None:
-        """As of one device. The other ranks hear of it with the first share of the next round."""
+        """As for one device. The other ranks reset with the first share of the next round."""
         super().reset()
         self._round += 1
 

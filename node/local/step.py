@@ -1,5 +1,5 @@
-"""Orthogonalising matrices that are cut over the ranks: each is gathered at its host, worked on
-whole, and its update cut again.
+"""Orthogonalisation of matrices that are sharded over the ranks: each matrix is gathered at its
+host, orthogonalised there, and its update scattered again.
 
 The matrices go in micro-groups (groups.py): while a host works on one group, the next is gathered
 and the update of the one before is scattered. Every rank makes the same calls. The groups are
@@ -51,7 +51,7 @@ class TensorParallelStep:
         self._stack = stack
         self._coefficients = coefficients
         self._overlap = overlap
-        # Three: one is gathered into, one worked on, one scattered from.
+        # Three groups: one is gathered, one computed, one scattered.
         most = 3
         if not overlap:
             most = 1
@@ -99,8 +99,8 @@ class TensorParallelStep:
         return self._exchange(group, slot, back=False)
 
     def _exchange(self, group: Group, slot: int, *, back: bool) -> dist.Work:
-        """Shards to their hosts, or ``back``: numbers for each rank are contiguous in both
-        buffers."""
+        """Send shards to their hosts, or with ``back`` from them. Numbers for each rank are
+        contiguous in both buffers."""
         me = self._here.rank
         size = self._here.size
         cut = [sum(m.part(me) for m in hosted) for hosted in group]
@@ -134,7 +134,7 @@ class TensorParallelStep:
             apply(m.name, view)
 
     def _mine(self, group: Group, slot: int) -> list[tuple[Sharded, Tensor]]:
-        """This rank's shards of a group, where they stand in its buffer."""
+        """This rank's shards of a group, as views of its buffer."""
         me = self._here.rank
         return _views(self._buffers[slot][0], ((m, me) for hosted in group for m in hosted))
 

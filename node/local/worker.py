@@ -41,7 +41,7 @@ class Worker:
         self._round = 0
 
     def do(self, words: dict[str, Any]) -> None:
-        """Rank 0's command, this rank's part of it."""
+        """Carry out this rank's part of a command of rank 0."""
         for number in words["forget"]:
             self._kept.pop(number, None)
         match words["do"]:
@@ -118,7 +118,8 @@ class Worker:
 
 
 def main() -> int:
-    """Be one rank until rank 0 has no more to say; 1 after an error, which is said on stderr."""
+    """Run one rank until rank 0 closes its standard input. Returns 0, or 1 after an error, which is
+    printed on stderr."""
     lines = sys.stdin.buffer
     w = json.loads(lines.readline())
     try:

@@ -1,6 +1,6 @@
-"""The ways to a device and back: copies up, computations and copies down, each in an order of its
-own, so that none of them waits for another. Enters: host tensors and results of computations.
-Never: the choice of the next job, which is the device thread's.
+"""Lanes of a device: copies to it, computations and copies from it, each on a queue of its own, so
+that none waits for another without need. Enters: host tensors and results of computations. Never:
+the choice of the next job, which the device thread makes.
 """
 
 import time
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class Mark(Protocol):
-    """A point in the order of a device's computations: everything that was issued before it."""
+    """A point in the order of a device's computations, after all that were issued before it."""
 
     def wait(self) -> None:
         """Wait until the computations before this point are done."""
@@ -33,18 +33,19 @@ class Mark(Protocol):
         ...
 
     def since(self, earlier: Any) -> float:
-        """Seconds that the device took from an ``earlier`` mark to this one; both are done."""
+        """Seconds that the device took from an ``earlier`` mark to this one. Both must be done."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A mark of a device whose computations are done when their call returns."""
+    """A mark of a device whose computations are done when their call returns. ``at``: seconds of
+    the clock."""
 
     at: float
 
     def wait(self) -> None:
-        """Nothing to wait for."""
+        """Return at once: the computations are done."""
 
     def done(self) -> bool:
         return True
@@ -54,17 +55,17 @@ class Moment:
 
 
 class Lanes:
-    """Lanes in line: every copy and every computation is done when its call returns. On the CPU no
-    tensor is copied at all. ``clock``: seconds by which computations are timed."""
+    """Synchronous lanes: every copy and every computation is done when its call returns. On the CPU
+    no tensor is copied at all. ``clock`` returns the seconds by which computations are timed."""
 
     beside = False
-    """True if copies run beside computations, on threads of their own."""
+    """True if copies run concurrently with computations, on threads of their own."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
 
     def compute(self, work: Callable[[], T]) -> T:
-        """Issue computations; they may go on when this returns."""
+        """Issue computations; the device may still run them when this returns."""
         return work()
 
     def mark(self) -> Mark:
@@ -72,20 +73,21 @@ class Lanes:
         return Moment(self._clock())
 
     def up(self, host: Tensor) -> Tensor:
-        """The tensor on the device, in the same format; a device in line fetches it itself."""
+        """Copy a tensor to the device, in the same format. A synchronous lane returns the host
+        tensor: the computation copies it."""
         return host
 
     def uploading(self) -> AbstractContextManager[object]:
-        """The context of :meth:`up` and of looks at what came up."""
+        """The context in which to call :meth:`up` and to inspect the copied tensors."""
         return nullcontext()
 
     def down(self, made: Tensor, after: Mark) -> Tensor:
-        """The tensor on the host, once the computations before ``after`` are done."""
+        """Copy a tensor to the host, once the computations before ``after`` are done."""
         return to_host(made)
 
 
 class CudaMark:
-    """A mark of a CUDA stream. ``event`` was recorded on it."""
+    """A mark of a CUDA stream: an event that was recorded on the stream."""
 
     def __init__(self, event: torch.cuda.Event) -> None:
         self.event = event
@@ -101,11 +103,12 @@ class CudaMark:
 
 
 class CudaLanes(Lanes):
-    """Lanes of a CUDA device: a stream for each way beside the one that computes.
+    """Lanes of a CUDA device: one stream for copies up, one for copies down, and the stream that
+    computes.
 
     Host tensors are page-locked. torch keeps freed page-locked blocks for the next tensor of their
-    size, and gives out a block only when the copies from and to it are over; an output stays in its
-    block until the next hop is DONE with it, which a ring of fixed places could not promise.
+    size, and reuses a block only when the copies from and to it are over. An output stays in its
+    block until the next hop is DONE with it; a ring of fixed buffers could not promise that.
     """
 
     beside = True
@@ -118,14 +121,14 @@ class CudaLanes(Lanes):
         self._down = torch.cuda.Stream(device)
 
     def mark(self) -> CudaMark:
-        # blocking: a thread that waits sleeps, and leaves the interpreter to the others.
+        # blocking: a waiting thread sleeps, and leaves the interpreter to other threads.
         event = torch.cuda.Event(enable_timing=True, blocking=True)
         event.record(self._computing)
         return CudaMark(event)
 
     def up(self, host: Tensor) -> Tensor:
         there = host.to(self._device, non_blocking=True)
-        # Its memory is of the stream of uploads, and is read by the one that computes.
+        # The memory was allocated on the upload stream, and the computing stream reads it.
         there.record_stream(self._computing)
         return there
 
@@ -144,15 +147,15 @@ class CudaLanes(Lanes):
 
 
 def lanes_of(device: torch.device) -> Lanes:
-    """The lanes of a device: beside each other on a GPU, in line elsewhere."""
+    """The lanes of a device: concurrent on a CUDA GPU, synchronous elsewhere."""
     if device.type == "cuda":
         return CudaLanes(device)
     return Lanes()
 
 
 class LaneThread:
-    """One thread that runs calls in order of arrival. It starts with the first call, and does not
-    hold up the end of the process: a copy of a lost device may never come back."""
+    """One thread that runs calls in order of arrival. It starts with the first call. It is a daemon
+    thread and does not delay the end of the process: a copy from a lost device may never return."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -176,7 +179,7 @@ class LaneThread:
         self._calls.put(call)
 
     def shutdown(self, *, wait: bool = True) -> None:
-        """Run what was queued, then end. Safe to call twice."""
+        """Run the queued calls, then end the thread. Safe to call twice."""
         if self._thread is not None and not self._closed:
             self._calls.put(None)
         self._closed = True

@@ -33,11 +33,13 @@ class ModelSettings:
     vocab: int = setting(
         259, "Token ids; 259 for the built-in byte tokenizer.", least=2, most=1 << 22
     )
-    seq_len: int = setting(128, "Tokens a training sequence predicts.", least=2, most=1 << 20)
+    seq_len: int = setting(
+        128, "Number of tokens that a training sequence predicts.", least=2, most=1 << 20
+    )
     positions: int = setting(
         0,
-        "Positions that the model sees, where that is more than seq_len: the positions of the "
-        "model that the run begins from. Exports say so.",
+        "Number of positions that the model accepts, if that is more than seq_len: the positions "
+        "of the model from which the run begins. Exports contain it.",
         least=0,
         most=1 << 24,
     )
@@ -50,25 +52,26 @@ class ModelSettings:
     )
     rope_factor: float = setting(
         1.0,
-        "How many times as slowly the long waves of the rotary embedding turn; 1: as the others.",
+        "Factor by which the long waves of the rotary embedding turn more slowly; 1: no scaling.",
         least=1.0,
         most=1e6,
     )
     rope_low: float = setting(
         1.0,
-        "Waves that turn less often than this over rope_context positions are slowed whole, ...",
+        "Waves that turn fewer times than this over rope_context positions are slowed by the "
+        "whole factor. For llama3 and yarn.",
         least=0.01,
         most=1e6,
     )
     rope_high: float = setting(
         4.0,
-        "... those that turn more often than this are not, and between them in part. Both of "
-        "llama3 and yarn.",
+        "Waves that turn more times than this over rope_context positions are not slowed; waves "
+        "between the two bounds are slowed in part. For llama3 and yarn.",
         least=0.01,
         most=1e6,
     )
     rope_context: int = setting(
-        8192, "Positions that the model was trained on before.", least=2, most=1 << 24
+        8192, "Number of positions on which the model was trained before.", least=2, most=1 << 24
     )
     rope_whole: bool = setting(
         True,
@@ -110,8 +113,8 @@ class ModelSettings:
     )
     adapter: int = setting(
         0,
-        "Rank of the adapters (LoRA, arXiv 2106.09685): low-rank matrices that are trained beside "
-        "weights that stay as they are; 0: the weights are trained.",
+        "Rank of the adapters (LoRA, arXiv 2106.09685): low-rank matrices that are trained beside"
+        " frozen weights; 0: the weights are trained.",
         least=0,
         most=4096,
     )
@@ -119,5 +122,6 @@ class ModelSettings:
         16.0, "An adapter's output is multiplied by this over its rank.", least=1e-6, most=1e6
     )
     adapter_targets: tuple[str, ...] = setting(
-        ("q_proj", "v_proj"), "Matrices of a layer that have one, by their last name."
+        ("q_proj", "v_proj"),
+        "Matrices of a layer that have an adapter, by the last part of their names.",
     )

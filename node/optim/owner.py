@@ -22,19 +22,19 @@ from node.optim.wrapped import require
 from node.wire.remote import HeldTensor, collected, on_cpu
 
 SQUARES = ("exp_avg_sq", "gg_", "statistics_")
-"""Names of sums of squares: of numbers, and on the diagonal of a matrix."""
+"""Beginnings of the names of state that holds sums of squares, as numbers or on the diagonal of a
+matrix."""
 MOST_STEPS = 1 << 24
-"""Behind a part's state: fp32, in which they are counted, has no number that is one more."""
+"""Bound on the steps that a part's state counts: above it, fp32, in which they are counted, cannot
+represent the next integer."""
 
 
 class Owner:
-    """Optimizer of the parts one peer owns; which those are is decided elsewhere, a part without
-    state starts from zero.
-
-    ``total_epochs``: length of the run for the schedule, 0 if unknown. ``steps``: the devices that
-    step the parts and keep their state, where they are not the one that has the parameters. Raises
-    OutOfResources when the package an optimizer comes from cannot be imported, UsageFault for
-    coefficients that do not go with the number of steps.
+    """Optimizer of the parts that one peer owns; others decide which parts. A part without state
+    starts from zero. ``total_epochs``: length of the run for the schedule, 0 if unknown. ``steps``:
+    the arithmetic, if it does not run on the device of the parameters. Raises OutOfResources if the
+    package of the optimizer cannot be imported, UsageFault for coefficients that do not fit the
+    number of steps.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Owner:
         self._settings = settings
         self._steps = steps or PartSteps(settings, total_epochs)
         self.singly = 0
-        """Steps that were made a part at a time because memory ran out."""
+        """Number of steps that were made a part at a time because memory ran out."""
         self._state: dict[str, HeldState] = {}
         self._through: dict[str, int] = {}
         self._staged: dict[int, dict[str, HeldState]] = {}
@@ -84,7 +84,7 @@ class Owner:
             except (RuntimeError, MemoryError) as e:
                 if not out_of_memory(e):
                     raise
-            # Only now: the exception kept earlier tensors alive.
+            # Not in the handler: the exception keeps earlier tensors alive.
             fresh, staged = found or self._one_by_one(parameters, mean_gradients, epoch)
         self._staged.setdefault(epoch, {}).update(staged)
         return fresh
@@ -92,14 +92,14 @@ class Owner:
     def _one_by_one(
         self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], epoch: int
     ) -> Stepped:
-        """As the step of all parts, in the memory that one part takes at a time. Fresh parameters
-        leave the device."""
+        """Step all parts one after another, in the memory of one part. Fresh parameters leave the
+        device."""
         fresh = dict[str, Tensor]()
         staged = dict[str, HeldState]()
         self.singly += 1
         free_cached()
         for name in sorted(gradients):
-            # Solvers of CUDA take memory beside what torch keeps of the part before.
+            # CUDA's solvers need memory that torch still caches from the previous part.
             torch.cuda.empty_cache()
             new, state = self._steps.step(parameters, {name: gradients[name]}, self._state, epoch)
             fresh[name] = new[name].cpu()
@@ -120,7 +120,7 @@ class Owner:
         return frozenset(chosen)
 
     def hold(self, names: Iterable[str], epoch: int) -> None:
-        """Stage the present state of these parts for ``epoch``, which makes no step of them."""
+        """Stage the present state of these parts for ``epoch``, in which they make no step."""
         known = {
             name: self._state[name]
             for name in names
@@ -133,7 +133,7 @@ class Owner:
         self._staged.pop(epoch, None)
 
     def names(self) -> tuple[str, ...]:
-        """Parts there is committed state of, sorted."""
+        """Names of the parts with committed state, sorted."""
         return tuple(sorted(self._state))
 
     @property
@@ -142,12 +142,12 @@ class Owner:
         return sum(t.nbytes for state in list(self._state.values()) for t in state.values())
 
     def state(self, name: str) -> dict[str, HeldTensor]:
-        """Committed state of a part as CPU tensors, fp32 but for ``LOW``, for a checkpoint or the
-        next owner; empty if there is none. Tensors of other processes stay there."""
+        """Committed state of a part as CPU tensors, fp32 except ``LOW``, for a checkpoint or the
+        next owner; empty if there is none. Tensors in other processes stay there."""
         return {key: on_cpu(value) for key, value in self._state.get(name, {}).items()}
 
     def through(self, name: str) -> int:
-        """The last epoch behind a part's committed state; -1 when there is no state, or it is not
+        """The last epoch in a part's committed state; -1 if there is no state, or its epoch is not
         known."""
         return self._through.get(name, -1)
 
@@ -156,17 +156,17 @@ class Owner:
         return frozenset(self._staged.get(epoch, {}))
 
     def after(self, name: str, epoch: int) -> dict[str, HeldTensor]:
-        """The state that ``epoch`` leaves a part with, committed or only staged, as :meth:`state`
-        gives it; empty without."""
+        """The state of a part after ``epoch``, committed or only staged, as :meth:`state` returns
+        it; empty if there is none."""
         return {key: on_cpu(value) for key, value in self.held_after(name, epoch).items()}
 
     def keys_after(self, name: str, epoch: int) -> tuple[str, ...]:
-        """The keys of :meth:`after`, of which nothing is copied from the device."""
+        """The keys of :meth:`after`. Nothing is copied from the device."""
         return tuple(self.held_after(name, epoch))
 
     def held_after(self, name: str, epoch: int) -> HeldState:
-        """As :meth:`after`, with the tensors that are held, on the device that has them. Later
-        steps replace these tensors and do not write into them."""
+        """As :meth:`after`, but the held tensors themselves, on their device. Later steps replace
+        these tensors and do not write into them."""
         staged = self._staged.get(epoch, {}).get(name)
         if staged is not None:
             return staged

@@ -57,8 +57,8 @@ class OptimSettings:
     )
     shampoo_lr: float = setting(
         3e-3,
-        "Peak learning rate of Shampoo; its update is scaled to the length of one that changes "
-        "every number by 1.",
+        "Peak learning rate of Shampoo; its update is scaled to the norm of an update that "
+        "changes every number by 1.",
         least=0.0,
         most=100.0,
     )
@@ -92,7 +92,7 @@ class OptimSettings:
         1e-8, "Added to the root of the second moment.", least=1e-16, most=1.0
     )
     weight_decay: float = setting(
-        0.0, "Decoupled, scaled by the learning rate.", least=0.0, most=10.0
+        0.0, "Decoupled weight decay, scaled by the learning rate.", least=0.0, most=10.0
     )
     warmup: int = setting(10, "Epochs of linear warm-up.", least=0, most=10**9)
     decay: float = setting(
@@ -103,8 +103,8 @@ class OptimSettings:
     )
     schedule: str = setting(
         "linear",
-        "How it falls: linear | cosine (arXiv 1608.03983, without restarts) | constant: not at "
-        "all.",
+        "Shape of that fall: linear | cosine (arXiv 1608.03983, without restarts) | constant: not"
+        " at all.",
         choices=SCHEDULES,
     )
     floor: float = setting(

@@ -32,8 +32,8 @@ def wards(me: PeerId, cell: Collection[PeerId]) -> tuple[PeerId, ...]:
 
 @dataclass(frozen=True, slots=True)
 class StateReplica:
-    """Optimizer state of one part as the update that made ``version`` left it, on the CPU, fp32 but
-    for ``LOW``; or at several devices, where this peer was its owner."""
+    """Optimizer state of one part after the update that made ``version``: on the CPU, fp32 except
+    ``LOW``, or on several devices if this peer owned the part."""
 
     version: Version
     state: HeldState
@@ -93,12 +93,12 @@ class Spares(dict[str, StateReplica]):
             self[name] = StateReplica(version, narrow)
 
     def versions(self) -> dict[str, Version]:
-        """Part to the version its copy is of."""
+        """The version of each part's copy, by part."""
         return {name: spare.version for name, spare in self.items()}
 
     def at(self, epoch: int, lineage: str = "") -> tuple[Version, dict[str, HeldTensor]] | None:
-        """All copies of one version as "<part>/<state>"; an empty ``lineage`` stands for any. None
-        without a copy."""
+        """All copies of one version, by "<part>/<state>"; an empty ``lineage`` stands for any. None
+        if there is no copy."""
         versions = set(self.versions().values())
         found = [v for v in versions if v.epoch == epoch and lineage in ("", v.lineage)]
         if not found:
@@ -116,7 +116,7 @@ class Spares(dict[str, StateReplica]):
             self.pop(name, None)
 
     def keep_only(self, trail: VersionTrail) -> None:
-        """Forget copies of versions the parameters here did not come through."""
+        """Forget copies of versions that did not lead to the parameters here."""
         self.drop(
             [name for name, version in self.versions().items() if not trail.leads_from(version)]
         )

@@ -1,6 +1,6 @@
 """The arithmetic of an owner's step: parameters, mean gradients and state in, fresh parameters and
-new state out. Nothing is kept and nothing is changed in place. Never: an epoch's fate, which is
-``owner.py``'s.
+new state out. Nothing is kept and nothing is changed in place. Never: the decision to commit an
+epoch, which ``owner.py`` carries out.
 
 Where parameters are held in bf16, a step begins from the part's fp32 master, so that updates below
 the resolution of bf16 add up. The parameter is the upper half of the master, and the lower half is
@@ -28,14 +28,14 @@ from node.wire.remote import HeldTensor
 
 AGAIN = "begin the epoch anew"
 HeldState: TypeAlias = Mapping[str, HeldTensor]
-"""State of one part as an owner keeps it, by the names of the checkpoint; empty before the first
+"""State of one part as an owner keeps it, by its names in the checkpoint; empty before the first
 step."""
 Stepped: TypeAlias = tuple[dict[str, Tensor], dict[str, HeldState]]
-"""Fresh parameters by name, and the state that their steps leave."""
+"""Fresh parameters by name, and the state after their steps."""
 
 
 class Steps(Protocol):
-    """The device, or the devices, on which an owner steps its parts."""
+    """Port for the arithmetic of steps, on one device or on several."""
 
     def step(
         self,
@@ -48,12 +48,13 @@ class Steps(Protocol):
         ...
 
     def keep(self, name: str, state: Mapping[str, Tensor]) -> HeldState:
-        """State of a part that came from elsewhere, where its steps find it. It was checked."""
+        """Keep the state of a part that came from elsewhere and was checked, on the devices of its
+        steps."""
         ...
 
 
 class PartSteps:
-    """Steps on the device that has the parameters."""
+    """Steps on the one device that has the parameters."""
 
     def __init__(self, settings: OptimSettings, total_epochs: int) -> None:
         self.settings = settings
@@ -100,7 +101,7 @@ class PartSteps:
     def wrapped(
         self, name: str, parameter: Tensor, gradient: Tensor, state: State, epoch: int
     ) -> tuple[Tensor, State]:
-        """A step of a whole matrix by an optimizer of a library. Raises StepFault."""
+        """Step a whole matrix with an optimizer of a library. Raises StepFault."""
         shape = tuple(parameter.shape)
         method = method_of(name, shape, self.settings)
         shapes = state_shapes(name, shape, self.settings)
@@ -119,8 +120,8 @@ class PartSteps:
     def adamw(
         self, name: str, parameter: Tensor, gradient: Tensor, state: State, epoch: int
     ) -> tuple[Tensor, State]:
-        """A step of AdamW of a part, or of a piece of it. Some rows at a time, so that an embedding
-        takes little beside what the step leaves."""
+        """Step a part, or a piece of a part, with AdamW. It takes some rows at a time, so that an
+        embedding needs little memory besides its result."""
         lr = self.rate("adamw", epoch)
         rows = max(1, AT_ONCE * len(parameter) // max(1, parameter.numel()))
 
@@ -147,7 +148,7 @@ class PartSteps:
         return fresh, staged
 
     def _ends(self, fresh: Tensor, state: State) -> tuple[Tensor, State]:
-        """The fresh parameter as all have it, and its state."""
+        """The fresh parameter in the run's format, and its state."""
         if not self.settings.masters:
             return fresh, state
         upper, low = split(fresh)
@@ -161,8 +162,8 @@ class PartSteps:
         held: Mapping[str, State],
         lr: float,
     ) -> list[tuple[Tensor, State]]:
-        """Fresh parameter and state of each: jobs that are a whole step of some matrices, so that
-        threads meet but once."""
+        """Step matrices with Muon. Returns the fresh parameter and state of each. A job makes the
+        whole step of some matrices, so that threads synchronise only once."""
         settings = self.settings
         states = [held.get(name, {}) for name in names]
         olds = [
@@ -201,8 +202,8 @@ class PartSteps:
 
 
 def check_finite(names: Sequence[str], norms: Tensor) -> None:
-    """Raises StepFault where a norm is not finite: a gradient is not, or is so large that its
-    square is not."""
+    """Raises StepFault for a norm that is not finite: the gradient is not finite, or its square
+    overflows."""
     if not bool(torch.isfinite(norms).all()):
         name = next(
             name

@@ -1,5 +1,5 @@
-"""The service around the machine: looks into the directory, reads and posts orders, keeps those
-that hold on the disk, and tells the daemon what is in force.
+"""The service around the state machine of orders: looks into the directory, reads and posts orders,
+keeps the orders that hold on the disk, and tells the daemon which order is in force.
 
 Enters: texts of orders, from peers and from the operator. Leaves: calls of ``obey``. Never: the
 work that an order stops; :mod:`node.app.daemon` does that.
@@ -32,7 +32,7 @@ from node.telemetry.events import Journal
 LOOK_S = 5.0
 """Seconds between two looks into the directory."""
 BLAME = 1.0
-"""Weight of the fault of a peer that posts what is no order of the owner."""
+"""Weight of the fault of a peer that posts something other than an order of the owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +115,8 @@ class OrderKeeper:
         return read_all(self._run_id, self._owner, text)
 
     def give(self, text: str) -> Order:
-        """Take an order from the operator of this daemon, and return it. Raises Refused for one
-        that the owner did not sign for this run, and for one that does not count any more."""
+        """Take an order from the operator of this daemon, and return it. Raises Refused for an
+        order that the owner did not sign for this run, and for an order that no longer counts."""
         order = self.read(text)
         held = self.orders.of_kind(order)
         if held is not None and order != held and not order.outranks(held):
@@ -139,8 +139,8 @@ class OrderKeeper:
             self._ports.journal.emit("daemon", "order-ignored", str(e), "warning")
 
     async def look(self) -> None:
-        """Look into the directory once. A peer that posts what is no order of the owner is blamed
-        for it, once for each posting."""
+        """Look into the directory once. A peer that posts something other than an order of the
+        owner is blamed once for each posting."""
         found = await self._ports.directory.look(ORDERS)
         orders: dict[PeerId, tuple[Order, ...]] = {}
         for peer, posting in found.items():
@@ -160,7 +160,7 @@ class OrderKeeper:
         self._feed(Looked(orders))
 
     async def run(self) -> None:
-        """Look for ever."""
+        """Look until cancelled."""
         while True:
             await self._wait()
             if self.orders.due_s(self._ports.clock.wall()) == 0.0:
@@ -200,7 +200,7 @@ class OrderKeeper:
         if not orders:
             return
         stored = await self._ports.directory.post(ORDERS, together(orders).encode(), LIFE_S)
-        # What no node has stored is posted again after the next look.
+        # A posting that no node has stored is repeated after the next look.
         if stored and self._to_post is orders:
             self._to_post = ()
 

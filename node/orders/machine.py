@@ -126,7 +126,7 @@ class Orders:
         return max(0.0, min(waiting) - wall)
 
     def _waiting(self) -> list[Order]:
-        """The held orders that are not in force yet. Beside an end that is, none is any more."""
+        """The held orders that are not in force yet; none once an end is in force."""
         if any(order.is_final for order in self.obeyed):
             return []
         return [order for order in self.held if order not in self.obeyed]

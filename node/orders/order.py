@@ -1,5 +1,5 @@
-"""An order of the run's owner, numbered and signed. Enters: what the owner wants, or a text that a
-peer tells. Leaves: the signed text, or the order in it. Never: a file, a socket.
+"""An order of the run's owner, numbered and signed. Enters: the owner's wish, or a text from a
+peer. Leaves: the signed text, or the order in it. Never: a file, a socket.
 
 The text is the signature in base64, a line feed, and the signed JSON. It names the run, so it is
 worth nothing in another. An order has one text: peers compare orders by it.
@@ -28,12 +28,12 @@ MAX_REASON = 120
 """Characters of the owner's reason."""
 MAX_NUMBER = 1 << 53
 MAX_AT = 1e11
-"""Unix seconds beyond all that a clock says."""
+"""Upper bound on Unix seconds, later than any clock."""
 _AGAIN = "only the owner of the run gives orders:  tutti swarm pause | resume | end"
 
 
 class Verb(StrEnum):
-    """The things that an owner can order."""
+    """Actions that an owner can order."""
 
     PAUSE = "pause"
     RESUME = "resume"
@@ -53,8 +53,8 @@ class Order:
 
     def outranks(self, other: "Order | None") -> bool:
         """Return True if this order counts and the other one does not. An end is final; of two
-        other orders the one with the larger number counts. Of two with one number all peers choose
-        the same one."""
+        other orders the one with the larger number counts. If two orders have the same number, all
+        peers choose the same one."""
         if other is None:
             return True
         return self._rank() > other._rank()
@@ -68,7 +68,7 @@ class Order:
         return self.verb is Verb.END
 
     def sentence(self, wall: float) -> str:
-        """The order as what happened to the run: "was paused by the run's owner 12 min ago"."""
+        """The order as a predicate about the run: "was paused by the run's owner 12 min ago"."""
         done = {Verb.PAUSE: "paused", Verb.RESUME: "resumed", Verb.END: "ended"}[self.verb]
         verb = "was"
         if self.begins > wall:

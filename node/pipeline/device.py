@@ -1,5 +1,5 @@
-"""The one thread that computes with tensors, and the threads of the copies beside it. Everything
-else stays on the event loop, which never computes."""
+"""The one thread that computes with tensors, and the threads of concurrent copies. Everything else
+stays on the event loop, which never computes."""
 
 import asyncio
 import threading
@@ -21,21 +21,21 @@ P = ParamSpec("P")
 T = TypeVar("T")
 U = TypeVar("U")
 AHEAD = 1
-"""Jobs that are issued while the device computes another one: it goes on without a gap. With more,
-an urgent job would wait for longer."""
+"""Number of jobs that are issued while the device computes another one, so that it has no gap
+between jobs. With more, an urgent job would wait longer."""
 
 
 class Priority(IntEnum):
     """Priorities of jobs: smaller ones go first, equal ones in order of arrival."""
 
     TOKEN = -1
-    """The next tokens of texts: short, and somebody reads along. They go before every other job,
-    and long jobs let them in between two layers (:meth:`DeviceThread.breathe`). However many there
-    are, the other jobs go on: each time, those that wait at that moment are let in."""
+    """The next tokens of texts: short, and a person waits for them. They go before every other job,
+    and long jobs let them in between two layers (:meth:`DeviceThread.breathe`). The other jobs go
+    on, however many token jobs arrive: only the ones that wait at that moment are let in."""
     COMMIT = 0
     """Adding finished gradients: short, and frees memory."""
     BACKWARD = 1
-    """Frees a stash entry and lets the peer before us go on."""
+    """Backward of a visit: frees a stash entry and lets the previous hop go on."""
     LOSS = 2
     FORWARD = 3
     FORWARD_ONLY = 4
@@ -45,8 +45,8 @@ class Priority(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """``fn`` runs on the device thread. ``finish`` makes the result of what ``fn`` returned, once
-    the device has got that far."""
+    """``fn`` runs on the device thread. ``finish`` turns the value that ``fn`` returned into the
+    result, once the device has computed that far."""
 
     fn: Callable[[], Any]
     finish: Callable[[Any], Any] | None = None
@@ -57,15 +57,14 @@ class DeviceThread(Executor):
     """A single worker thread with a priority queue.
 
     It is also a ``concurrent.futures.Executor``, so the optimizer step can share it with
-    ``loop.run_in_executor(device, fn)`` and never runs beside a forward. ``idle_s`` are
-    seconds since the start. With ``backward_first`` False, everything but COMMIT is served in
-    order of arrival. One thread alone, the event loop's, queues jobs and closes it. ``failed`` is
-    called, on the thread of the job, with the error of each job that raises one, before the waiter
-    gets it.
+    ``loop.run_in_executor(device, fn)`` and never runs beside a forward. ``idle_s``: seconds
+    without a job since the start. With ``backward_first`` False, all jobs but COMMIT and TOKEN run
+    in order of arrival. Only the event loop's thread queues jobs and closes it. If a job raises,
+    ``failed`` is called with the error on the thread of the job, before the waiter gets it.
 
-    ``lanes``: the device's. Where copies run beside computations, a job that has a part to finish
-    is issued, and the next one begins while its result comes down; results come in the order in
-    which their jobs were issued.
+    ``lanes``: the lanes of the device. If they copy concurrently, the thread issues a job that has
+    a ``finish`` part, and begins the next job while that part copies the result down. Results
+    arrive in the order in which their jobs were issued.
     """
 
     def __init__(
@@ -81,25 +80,26 @@ class DeviceThread(Executor):
         self._failed = failed
         self.idle_s = 0.0
         self._running: dict[_Job, float] = {}
-        """Jobs that run, or whose results come down, and when they began."""
+        """Start of each job that runs or has its result copied down, in seconds of
+        ``perf_counter``."""
         self._drained = 0.0
-        """End of the newest result that came down."""
+        """Time at which the latest copy down ended, in seconds of ``perf_counter``."""
         self._issued: deque[Mark] = deque()
-        """Ends of the jobs that the device may still compute."""
+        """End marks of the jobs that the device may still compute."""
         self._uploads = LaneThread(f"{name}-up")
         self._downloads = LaneThread(f"{name}-down")
         self._queue = PriorityQueue[tuple[int, int, _Job | None]]()
         self._order = count()
         self._tokens: deque[_Job] = deque()
         self._waking = False
-        """A job is queued that lets TOKEN jobs in where no other one does."""
+        """True while a job is queued that runs the TOKEN jobs if no other job lets them in."""
         self._closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
     @property
     def busy_for(self) -> float:
-        """Seconds that the oldest unfinished job has been running; 0 while there is none."""
+        """Seconds since the oldest unfinished job began; 0 while there is none."""
         now = time.perf_counter()
         return now - min(self._running.values(), default=now)
 
@@ -108,14 +108,15 @@ class DeviceThread(Executor):
         return time.perf_counter()
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Executor's way in, at the lowest priority."""
+        """Queue a call as ``Executor.submit`` does, at the lowest priority."""
         return self.enqueue(Priority.OTHER, partial(fn, *args, **kwargs))
 
     def enqueue(
         self, priority: Priority, fn: Callable[[], Any], finish: Callable[[Any], Any] | None = None
     ) -> Future[Any]:
-        """Queue ``fn``. ``finish``, if given, makes the result of what ``fn`` returned, beside the
-        jobs that follow if the device has lanes beside. Raises RuntimeError after :meth:`close`."""
+        """Queue ``fn``. ``finish``, if given, turns the value that ``fn`` returned into the result;
+        with concurrent lanes it runs while the next jobs run. Raises RuntimeError after
+        :meth:`close`."""
         if self._closed:
             raise RuntimeError("the device thread is closed")
         job = _Job(fn, finish)
@@ -139,12 +140,13 @@ class DeviceThread(Executor):
     async def run_through(
         self, fn: Callable[[], T], finish: Callable[[T], U], priority: Priority
     ) -> U:
-        """As :meth:`run` for a job with a part to finish, whose result is returned."""
+        """Run a job with a ``finish`` part, as :meth:`run` does, and return the result of that
+        part."""
         return await asyncio.wrap_future(self.enqueue(priority, fn, finish))
 
     async def beside(self, fn: Callable[[], T]) -> T:
-        """Run ``fn``, a look at a tensor that came or its copy to the device, on the thread of
-        copies up, beside the jobs."""
+        """Run ``fn``, which inspects a received tensor or copies it to the device, on the thread of
+        copies up, concurrently with the jobs."""
         return await asyncio.wrap_future(self._uploads.submit(fn))
 
     def breathe(self) -> None:
@@ -159,7 +161,7 @@ class DeviceThread(Executor):
         self.breathe()
 
     def _run(self, job: _Job) -> None:
-        """Run one job, if somebody still waits for it."""
+        """Run one job, unless it was cancelled."""
         if not job.future.set_running_or_notify_cancel():
             return
         self._running[job] = time.perf_counter()
@@ -176,7 +178,7 @@ class DeviceThread(Executor):
             self._fail(job, error)
 
     def _finish(self, job: _Job, finish: Callable[[Any], Any], made: Any) -> None:
-        """Bring the result of a job here, on the thread of copies down."""
+        """Copy the result of a job to the host, on the thread of copies down."""
         try:
             result = finish(made)
         except BaseException as error:  # noqa: BLE001 - the waiter gets it
@@ -195,7 +197,7 @@ class DeviceThread(Executor):
         job.future.set_exception(error)
 
     def close(self) -> None:
-        """Cancel what waits, let the running job end, and stop. Safe to call twice."""
+        """Cancel the queued jobs, let the running job end, and stop. Safe to call twice."""
         self.shutdown(wait=True, cancel_futures=True)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
@@ -207,7 +209,7 @@ class DeviceThread(Executor):
                         job.future.cancel()
             for job in tuple(self._tokens):
                 job.future.cancel()
-        # comes after whatever waits
+        # sorts after every queued job
         self._queue.put((len(Priority), next(self._order), None))
         if wait and threading.current_thread() is not self._thread:
             self._thread.join()
@@ -216,7 +218,7 @@ class DeviceThread(Executor):
 
     def _work(self) -> None:
         while True:
-            # Only then is the most urgent job chosen.
+            # The most urgent job is chosen only after the wait.
             self._wait_for_room()
             last = time.perf_counter()
             _, _, job = self._queue.get()
@@ -230,8 +232,8 @@ class DeviceThread(Executor):
             del job  # an idle worker must not keep the last micro-batch's graph alive
 
     def _wait_for_room(self) -> None:
-        """Wait until at most :data:`AHEAD` issued jobs are not done."""
-        # The error of a lost device reaches whoever waits for the job.
+        """Wait until the device has at most :data:`AHEAD` issued jobs left."""
+        # The error of a lost device reaches the waiter of the job.
         with suppress(RuntimeError):
             while len(self._issued) > AHEAD:
                 self._issued.popleft().wait()

@@ -1,9 +1,8 @@
-"""Checks of a tensor from a peer before it is used: its numbers must be finite, and of the usual
-size.
+"""Checks of tensors before they are used: the numbers must be finite and of the usual size.
 
-The norm of a tensor that came is taken before (:mod:`node.pipeline.hops.intake`): on the device, on
-a thread beside the event loop, or on the loop if it is short. The norm of a result is taken by the
-job that made it. Here are only the verdicts.
+This module only judges norms. :mod:`node.pipeline.hops.intake` computes the norm of a received
+tensor: on the device, on a thread beside the event loop, or on the loop if the tensor is short. The
+job that made a result computes the norm of the result.
 """
 
 import math
@@ -27,34 +26,34 @@ when the model changes."""
 
 
 class NotFinite(ValueError):
-    """We computed something that nobody would take."""
+    """A result of this peer that no receiver would accept."""
 
 
 def check_output(size: float) -> None:
-    """Raises NotFinite unless a receiver would take a tensor of this root mean square. It is of the
-    numbers in the wire's format: fp16 has overflowed there."""
+    """Raises NotFinite unless a receiver would accept a tensor of this root mean square. ``size``
+    is computed from the encoded numbers, because fp16 may overflow in the encoding."""
     if not size <= ABSURD_RMS:  # NaN fails too
         raise NotFinite(f"the result is not finite or absurd: root mean square {size:.3g}")
 
 
 def norm_of_share(grads: Sequence[Tensor]) -> Tensor | None:
-    """A scalar that is finite if all numbers of some parameter gradients are, on their device; None
-    for no gradients. One pass over them."""
+    """A scalar on the gradients' device that is finite if all their numbers are; None if there are
+    no gradients. It takes one pass over them."""
     if not grads:
         return None
     return torch.stack(torch._foreach_norm(grads)).sum()  # pyright: ignore
 
 
 def check_share(norm: float) -> None:
-    """Raises NotFinite when a parameter gradient has a number that is not finite. ``norm``: as
-    :func:`norm_of_share`."""
+    """Raises NotFinite if a parameter gradient has a number that is not finite. ``norm``: the value
+    that :func:`norm_of_share` computed."""
     if not math.isfinite(norm):
         raise NotFinite("a parameter gradient is not finite")
 
 
 class Guard:
-    """The checks of one receiving peer; each objection counts against the sender and is a fact for
-    the record (``emit``)."""
+    """Checks of the tensors that this peer receives. Each objection counts as a fault of the sender
+    and is recorded (``emit``)."""
 
     def __init__(self, transport: TransportPort, emit: Callable[..., None], limit: float) -> None:
         self._transport = transport
@@ -63,8 +62,8 @@ class Guard:
         self.watch = ActivationGuard(limit)
 
     def begin(self, epoch: int) -> None:
-        """Tensors of this epoch follow. If it is neither the last known epoch nor the next, this
-        peer has missed updates, and the sizes it knows say nothing: it begins anew."""
+        """Begin an epoch. If it is neither the last known epoch nor the next, this peer has missed
+        updates and forgets the usual sizes of tensors."""
         if epoch not in (self._epoch, self._epoch + 1):
             self.watch = ActivationGuard(self.watch.limit)
         self._epoch = epoch
@@ -72,8 +71,8 @@ class Guard:
     def objection(
         self, way: Direction, stage: int, sender: PeerId, index: int, reader: TensorReader
     ) -> str:
-        """Reason for which this training tensor is not used, empty if it may be. ``stage`` is the
-        sender's."""
+        """Reason not to use this training tensor; "" if it may be used. ``stage``: the sender's
+        stage."""
         size = reader.rms()
         if not size <= ABSURD_RMS:  # NaN fails too
             kind = "activation-not-finite"

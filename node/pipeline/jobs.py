@@ -1,4 +1,4 @@
-"""Jobs of micro-batches for the device thread."""
+"""Device jobs of micro-batches: forward, loss and backward."""
 
 from collections.abc import Callable
 
@@ -15,8 +15,8 @@ from node.pipeline.visit_buffers import COMPUTE_ERRORS, StageMath, VisitBuffers
 
 
 class DeviceJobs:
-    """Computes forward, loss and backward of the visits in the stash. ``timing`` gets the seconds
-    of each job."""
+    """Computes forward, loss and backward of the visits in the stash. ``timing`` records the
+    seconds of each job."""
 
     def __init__(
         self,
@@ -38,12 +38,12 @@ class DeviceJobs:
         self._sliced = 0
 
     def begin(self) -> None:
-        """Another plan is in force: the device's idle time before it is nobody's wait."""
+        """Begin a plan: the device's idle time before it does not count as waiting."""
         self._idle_seen = self._host.device.idle_s
 
     async def compute(self, key: Key, way: Direction, keep: bool) -> None:
-        """Compute one direction of a visit, and tell the machine; without ``keep`` its share of
-        the gradients is thrown away."""
+        """Compute one direction of a visit, and hand the machine the event. Without ``keep`` the
+        gradient share of the visit is thrown away."""
         device = self._host.device
         telemetry = self._host.telemetry
         work = self._stash.get(key)

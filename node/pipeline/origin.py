@@ -17,12 +17,13 @@ from node.pipeline.hops.stash import Stash
 from node.pipeline.visit_buffers import VisitBuffers
 
 BatchOf = Callable[[Path], Awaitable[Callable[[], tuple[Tensor, Tensor]]]]
-"""Waits for the text of a path; returns a function that makes (tokens, targets) of it, on any
+"""Waits for the text of a path, and returns a function that makes (tokens, targets) from it, on any
 thread."""
 
 
 class Origin:
-    """The ends' own micro-batches: a window of them under way, each reported exactly once."""
+    """Micro-batches of an ends peer: at most ``in_flight`` are under way, and each is reported
+    exactly once."""
 
     def __init__(
         self,
@@ -48,11 +49,11 @@ class Origin:
         batch_of: BatchOf,
         on_result: Callable[[MicroBatchDone], None],
     ) -> None:
-        """Take every path through the swarm, ``in_flight`` at a time; each is reported
-        exactly once.
+        """Send a micro-batch along every path, ``in_flight`` at a time; each is reported exactly
+        once.
 
-        ``batch_of`` waits until the text of a path is there, no longer than the path has time, and
-        returns the function that makes (tokens, targets), int64 [B, T], of it on the device thread.
+        ``batch_of`` waits until the text of a path is there, at most for the time of the path, and
+        returns the function that makes (tokens, targets), int64 [B, T], on the device thread.
         ``on_result`` is called on the loop. Returns when all have ended, counted or not; if it is
         cancelled, micro-batches under way are dropped without a report.
         """
@@ -93,7 +94,7 @@ class Origin:
         left = self._deadlines.time_left(path)
         plan = None if machine.closed else machine.plan
         if plan is None or machine.paths.get(index) != path or index in self._results:
-            return MicroBatchDone(index, False)  # of a plan that is closed, or no longer in force
+            return MicroBatchDone(index, False)  # its plan is closed, or no longer in force
         result = self._results[index] = asyncio.get_running_loop().create_future()
         key = Key(plan.epoch, index, 0)
         work = VisitBuffers(
@@ -108,7 +109,7 @@ class Origin:
         try:
             await asyncio.wait((result,), timeout=max(0.0, left))
         except asyncio.CancelledError:
-            # Nobody waits for it any more, so its end is not reported.
+            # Nobody waits for this micro-batch any more, so its end is not reported.
             if self._results.get(index) is result:
                 del self._results[index]
             raise
@@ -122,11 +123,11 @@ class Origin:
         return MicroBatchDone(index, False)
 
     def forget(self) -> None:
-        """Another plan is in force: its micro-batches may have the same numbers."""
+        """Forget the micro-batches of the former plan; the next plan may use the same numbers."""
         self._results.clear()
 
     def finished(self, key: Key) -> None:
-        """The gradient came home."""
+        """Report a micro-batch whose gradient has come back to this origin."""
         head = self.at_last(key)
         if head is not None:
             self._end(MicroBatchDone(key.index, True, head.loss_sum, head.tokens))

@@ -1,7 +1,7 @@
 """One peer's share of the pipeline: carries out what the machine decides, on the event loop, with
 one device thread.
 
-The loop only moves bytes and messages. Tensors are made, used and encoded on the device thread; a
+The loop only moves bytes and messages. Tensors are made, used and encoded on the device thread. A
 job ends with its result encoded, so that a frame crosses between the threads once each way.
 """
 
@@ -46,8 +46,8 @@ from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import add_PipelineServicer_to_server
 
 RECEIPTS_S = 1.0
-"""Wait for notes at the end of an epoch: a way there and back, and more where notes are measured to
-take longer or this process runs late."""
+"""Shortest limit for the wait for notes at the end of an epoch, in seconds. It is longer if notes
+were measured to take longer, or this process runs late."""
 
 
 class Pipeline:
@@ -58,11 +58,11 @@ class Pipeline:
     ``autocast`` makes the context every forward runs in. Gradients and losses are sums over tokens;
     the round divides. The parameters must not change between :meth:`set_plan` and :meth:`reset`.
     ``math`` and ``gradients``: replace the arithmetic and the gradient sum where the stage is not
-    on one device. ``usual_s``: the least seconds that a plan gives an epoch; where it gives more,
-    hops have longer by the same factor; 0: never. ``document_mask``: targets say where documents
-    end, and blocks keep them apart. ``loss_mask``: targets say which tokens are not trained on.
-    ``planned``: paths are planned by measured costs. ``places``: shares of others' micro-batches
-    that wait here to be named, at most; 0: twice the window.
+    on one device. ``usual_s``: seconds, as in :class:`~node.pipeline.hops.deadlines.Deadlines`.
+    ``document_mask``: targets say where documents end, and blocks keep documents apart.
+    ``loss_mask``: targets say which tokens are not trained on. ``planned``: paths are planned by
+    measured costs. ``places``: largest number of shares of others' micro-batches that wait here for
+    their origin's note; 0: twice the window.
     """
 
     def __init__(
@@ -127,7 +127,8 @@ class Pipeline:
         self.jobs = DeviceJobs(*parts, self.math, timing=hops.sender.timing)
         self.shares = CountedShares(self.host, hops.stash, self.origin, gradients or GradientSum())
         self._window = limits.in_flight if stage == ENDS else None
-        """Micro-batches that an ends peer has under way at once; None at a block stage."""
+        """Number of micro-batches that an ends peer has under way at once; None at a block
+        stage."""
         texts = TextTable(limits.text_bytes or TEXTS, self.math.text_bytes)
         self.forward_jobs = ForwardJobs(self.host, self.math, shape, texts)
         self.forward_requests = forward_only.connect(self.host, hops, self.forward_jobs, stage)
@@ -144,7 +145,7 @@ class Pipeline:
 
     @property
     def clock(self) -> Clock:
-        """The time by which this pipeline lives."""
+        """The clock of this pipeline."""
         return self.host.clock
 
     @property
@@ -181,8 +182,8 @@ class Pipeline:
     # ------------------------------------------------------------
 
     def set_plan(self, plan: Plan | None) -> None:
-        """Put a plan in force; frames that came early are let in. Work and gradients of any other
-        plan are forgotten."""
+        """Put a plan in force, and let waiting frames in. Work and gradients of any other plan are
+        forgotten. Does nothing for the plan that is in force already."""
         known = self.machine.plan
         if plan is not None and known is not None and plan.hash == known.hash:
             return
@@ -199,29 +200,31 @@ class Pipeline:
         hops.changes.notify()
 
     def reset(self, epoch: int) -> None:
-        """Forget everything of ``epoch``: its plan, stash and gradients. Does nothing when another
+        """Forget everything of ``epoch``: its plan, stash and gradients. Does nothing if another
         epoch is in force."""
         if self.machine.plan is not None and self.machine.plan.epoch == epoch:
             self.set_plan(None)
 
     def slots(self) -> int:
-        """Micro-batches that this peer holds at once: an ends peer its window, a block stage what
-        its stash takes; 0 when the size of one is not known yet."""
+        """Number of micro-batches that this peer holds at once: the window of an ends peer, the
+        room in the stash of a block stage; 0 while the size of a micro-batch is not known."""
         if self._window is not None:
             return self._window
         return self.hops.keeper.slots()
 
     def gone(self, peer: PeerId) -> None:
-        """The leader reports that this member of the plan in force is dead: stop waiting for it."""
+        """Stop waiting for a member of the plan in force: the leader reports that it is dead."""
         self.hops.driver.handle(ev.PeerDied(peer))
         self.hops.fetcher.gone(peer)
 
     async def receipts(self, epoch: int, dropped: Collection[int] = ()) -> None:
-        """Before :meth:`take_gradients`: let the notes come in that say which of our shares count.
+        """Wait for the notes that say which shares of this peer count. Call it before
+        :meth:`take_gradients`.
 
-        The leader may hear that a micro-batch is finished, and we from the leader that the epoch
-        is, before the origin's note is here; a share that is not named by then is lost. ``dropped``
-        micro-batches are not waited for, nor is an origin that named none in the epoch before.
+        The leader may learn that a micro-batch is finished, and tell this peer that the epoch is,
+        before the origin's note arrives. A share that no note has named when the wait ends is lost.
+        ``dropped`` micro-batches are not waited for, nor is an origin that named no share in the
+        epoch before.
         """
         machine = self.machine
         patience = self.host.transport.patience
@@ -258,8 +261,8 @@ class Pipeline:
         ]
 
     async def take_gradients(self, epoch: int) -> tuple[Mapping[str, Tensor], int]:
-        """Parameter gradient sums of this stage by name, and the tokens behind them; ({}, 0) for
-        another epoch. They are read off the event loop.
+        """Return (parameter gradient sums of this stage by name, number of tokens in them); ({}, 0)
+        for another epoch. The sums are read off the event loop.
 
         Closes the epoch: micro-batches still under way count nowhere any more, and
         :meth:`Origin.run` reports its own as not counted. May be called again until :meth:`reset`.
@@ -273,13 +276,13 @@ class Pipeline:
     async def evaluate(
         self, hops: Sequence[Hop], tokens: Tensor, targets: Tensor
     ) -> tuple[float, int]:
-        """(loss sum in nats, tokens) of one batch [B, T] through ``hops``, no gradients. Raises
-        PeerFault, and ValueError for an impossible path or batch."""
+        """Return (loss sum in nats, number of tokens) of one batch [B, T] through ``hops``, without
+        gradients. Raises PeerFault, and ValueError for an impossible path or batch."""
         back = await self.forward_requests.go(pb.EVALUATE, tuple(hops), tokens, ends_of(targets))
         return await self.forward_jobs.compute(partial(self.math.loss_only, back, targets))
 
     async def logits(self, hops: Sequence[Hop], tokens: Tensor) -> Tensor:
-        """Logits [B, V] after the last of ``tokens`` [B, T], fp32 on the CPU. Raises as
+        """Return the logits [B, V] after the last of ``tokens`` [B, T], fp32 on the CPU. Raises as
         :meth:`evaluate`."""
         back = await self.forward_requests.go(pb.GENERATE, tuple(hops), tokens)
         return await self.forward_jobs.compute(partial(self.math.logits_only, back))
@@ -287,16 +290,16 @@ class Pipeline:
     async def text_logits(
         self, hops: Sequence[Hop], text: int, past: int, tokens: Tensor
     ) -> tuple[Tensor, bool]:
-        """(logits [V] after the last of ``tokens`` [n], the next ones of a text, fp32 on the CPU;
-        True if every hop keeps the text).
+        """Continue a text by ``tokens`` [n]. Returns (logits [V] after the last token, fp32 on the
+        CPU; True if every hop keeps the text).
 
-        ``text``: a number drawn for it; ``past``: its tokens before, which all ``hops`` keep.
-        Raises PeerFault where one of them has it no longer, and as :meth:`evaluate`.
+        ``text``: the random number of the text; ``past``: number of its earlier tokens, which all
+        ``hops`` keep. Raises PeerFault if a hop no longer keeps the text, and as :meth:`evaluate`.
         """
         return await self.forward_requests.continue_text(tuple(hops), text, past, tokens)
 
     async def close(self) -> None:
-        """End everything under way. The device thread stays its owner's."""
+        """End everything under way. The device thread is not closed: it belongs to the caller."""
         self.set_plan(None)
         self.hops.keeper.stop()
         self.forward_requests.close()
@@ -316,7 +319,7 @@ class Pipeline:
             case ev.Later(key, way, seconds):
                 hops.sender.later(key, way, seconds)
             case ev.Hold(key):
-                # The hop that sent the gradient must not give this one up meanwhile.
+                # The hop that sent the gradient must not give this hop up meanwhile.
                 hops.sender.later(key, Direction.BACKWARD, ROOM_WAIT * hops.deadlines.hop_s)
             case ev.Fetch():
                 self.host.tasks.spawn(hops.fetcher.fetch(action), "fetch")

@@ -39,9 +39,9 @@ class PipelineSettings:
     )
     forward_timeout_s: float = setting(
         30.0,
-        "Seconds within which a hop must answer DONE; later it is treated as failed for this "
-        "micro-batch. Where the plan gives an epoch more than training.epoch_timeout_s, this time "
-        "is multiplied by the same factor.",
+        "Seconds within which a hop must answer DONE; a later hop counts as failed for this "
+        "micro-batch. If the plan gives an epoch more than training.epoch_timeout_s, this time is"
+        " multiplied by the same factor.",
         least=0.1,
         most=3600.0,
     )
@@ -54,8 +54,8 @@ class PipelineSettings:
     )
     watch: float = setting(
         8.0,
-        "Most mean absolute deviations between a tensor's size and the usual size of its stage; a "
-        "tensor further off is refused; 0: none is.",
+        "Largest difference between a tensor's root mean square and the usual one of its stage, "
+        "in mean absolute deviations; a tensor further off is refused; 0: no tensor is refused.",
         least=0.0,
         most=1000.0,
     )
@@ -106,25 +106,25 @@ class PipelineLimits:
 
     stash_bytes: int = setting(
         0,
-        "Activations kept for backward; a forward beyond it is answered BUSY. 0: room for "
-        "in_flight micro-batches, and for more of them up to 1 GiB where there is memory.",
+        "Bytes of activations kept for backward; a forward beyond that is answered BUSY. 0: room "
+        "for in_flight micro-batches, and for more up to 1 GiB if there is memory.",
         least=0,
         most=1 << 50,
     )
     in_flight: int = setting(
-        8, "Micro-batches an ends peer keeps under way at once.", least=1, most=10000
+        8, "Number of micro-batches that an ends peer keeps under way at once.", least=1, most=10000
     )
     text_bytes: int = setting(
         0,
-        "Keys and values of texts that are generated, which are kept so that a token is a pass "
-        "over itself alone. 0: up to 1 GiB where there is memory beside everything else.",
+        "Bytes of keys and values kept for texts that are being generated, so that the model "
+        "computes only the new token. 0: up to 1 GiB, if other uses leave that much memory.",
         least=0,
         most=1 << 50,
     )
     recompute: str = setting(
         "auto",
-        "Work that a stage computes again for a backward instead of keeping its results: off, "
-        "layers, stage; auto: as little as makes it fit into the memory.",
+        "Activations that a stage computes again in backward instead of keeping them: off, "
+        "layers, stage; auto: the least that makes the stage fit into the memory.",
         choices=("auto", "off", "layers", "stage"),
     )
     backward_first: bool = setting(

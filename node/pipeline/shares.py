@@ -1,4 +1,5 @@
-"""Shares of the parameter gradients, from the visit that made one to the sum of an epoch."""
+"""Shares of the parameter gradients that count, on their way from the visit that made them to the
+sum of an epoch."""
 
 import asyncio
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ class CountedShares:
         return self._gradients.micro_batches
 
     def reset(self) -> None:
-        """Another plan is in force."""
+        """Forget the shares of the former plan."""
         self.tokens.clear()
         self._gradients.reset()
 
@@ -41,7 +42,7 @@ class CountedShares:
         work = self._stash.get(key)
         if work is None:
             return
-        # At the origin the loss, which knows the tokens, is at the end of the journey.
+        # At the origin, the visit at the end of the route computed the loss and knows the tokens.
         last = None if key.position else self._origin.at_last(key)
         ends = (work,) if last is None else (last, work)
         shares = [w.share for w in ends if w.share is not None]
@@ -60,7 +61,7 @@ class CountedShares:
             )
 
     async def whole(self) -> tuple[Mapping[str, Tensor], int]:
-        """(sums of the shares that count by parameter name, the tokens behind them). Raises
+        """Return (sums of the counted shares by parameter name, number of tokens in them). Raises
         OutOfResources if there is no memory for the sums."""
         try:
             return await asyncio.to_thread(self._gradients.whole)

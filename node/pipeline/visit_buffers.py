@@ -34,7 +34,7 @@ Autocast = Callable[[], AbstractContextManager[object]]
 Gradients = Callable[[Tensor, Sequence[Tensor], Tensor | None], tuple[Tensor | None, ...]]
 """As ``torch.autograd.grad(output, inputs, gradient)``; None for inputs without influence."""
 MEASURED = 8
-"""Encodings of a stage among which one has its relative error measured."""
+"""One in this number of a stage's encodings has its relative error measured."""
 COMPUTE_ERRORS = (RuntimeError, ValueError, IndexError, OSError, MemoryError, WireError)
 """Errors of a broken micro-batch: torch's own errors (out of memory among them), bad numbers, bad
 data."""
@@ -63,19 +63,19 @@ class VisitBuffers:
     document_ends: tuple[int, ...] = ()
     """Document ends of the input, or of the batch."""
     untrained: int = 0
-    """Tokens of it that end no document and are not trained on."""
+    """Number of its tokens that end no document and are not trained on."""
     gradient: TensorReader | None = None
     x: Tensor | None = None
-    """Hidden states that came in; where a micro-batch begins, its tokens."""
+    """Hidden states that came in; at the first hop of a micro-batch, its tokens."""
     y: Tensor | None = None
     output: memoryview | None = None
     upstream: memoryview | None = None
-    """Gradient of the input as bytes, kept until the hop before us is DONE with it."""
+    """Gradient of the input as bytes, kept until the previous hop is DONE with it."""
     wires: dict[Direction, str] = field(default_factory=dict)
-    """Formats of the output (FORWARD) and of the input's gradient (BACKWARD) on their way; the
-    run's where there is none."""
+    """Wire formats of the output (FORWARD) and of the input's gradient (BACKWARD); the run's format
+    for a missing entry."""
     errors: dict[Direction, float] = field(default_factory=dict)
-    """Relative errors of the two as they are sent, where they were measured."""
+    """Relative errors of these two encoded tensors, if they were measured."""
     share: Share | None = None
     leaving: "Leaving | None" = None
     """A result that the device may still be computing."""
@@ -87,7 +87,7 @@ class VisitBuffers:
     """Freed while its job was queued; the job then does nothing."""
 
     def free_graph(self) -> None:
-        """Free what only a backward needs."""
+        """Free the tensors that only a backward needs."""
         held: list[object] = [self.input, self.gradient, self.x, self.y, self.output, self.targets]
         self.input = self.gradient = self.x = self.y = self.output = self.targets = None
         let_go(held, self.nbytes)
@@ -95,12 +95,13 @@ class VisitBuffers:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """The result of one direction of a visit, on the device, before anybody has looked at it.
+    """The result of one direction of a visit, still on the device and not yet checked.
 
-    ``encoded``: the tensor for the next hop in its wire format; None where there is no next one.
-    ``share``: the parameter gradients, None for a forward. ``share_look``: as
-    :func:`~node.pipeline.guard.norm_of_share`. ``losses``: sums in nats, of each piece.
-    ``together``: all :meth:`looks` in one tensor, None before the result is left or without any.
+    ``encoded``: the tensor for the next hop in its wire format; None if there is no next hop.
+    ``share``: the parameter gradients; None for a forward. ``share_look``: a scalar as
+    :func:`~node.pipeline.guard.norm_of_share` makes it. ``losses``: the loss sum of each slice, in
+    nats. ``together``: all :meth:`looks` in one tensor, None before the result is left or if there
+    are none.
     """
 
     way: Direction
@@ -111,7 +112,7 @@ class Leaving:
     together: Tensor | None = None
 
     def looks(self) -> list[Tensor]:
-        """All scalars to look at: of the tensor, of the share, of the losses."""
+        """All scalars to check: the scalars of the tensor, then of the share, then the losses."""
         found: list[Tensor] = []
         if self.encoded is not None:
             found += self.encoded.looks
@@ -124,9 +125,9 @@ class Leaving:
 class TextStep:
     """The next ``count`` tokens of one text at one stage.
 
-    ``tokens``: their ids [n] where the text enters the model, at the ends; ``input``: their hidden
-    states elsewhere. ``past``: tokens that the cache has before. ``last_only``: of the output, the
-    last position alone is wanted.
+    ``tokens``: their ids [n] at the ends, where the text enters the model; ``input``: their hidden
+    states at other stages. ``past``: number of tokens in the cache before them. ``last_only``: only
+    the last position of the output is wanted.
     """
 
     cache: TextCache
@@ -141,20 +142,21 @@ class StageMath:
     """Forward and backward of the module this peer hosts.
 
     Gradients are made by ``torch.autograd.grad`` into fresh tensors, so a backward that fails
-    half-way leaves nothing behind. Every job raises NotFinite rather than leave a result behind
-    that is not finite. Where copies run beside computations (``lanes``), a job of a visit only
-    issues its work, and :meth:`deliver` looks at the result and brings it here. Where memory runs
-    out, fewer sequences are computed at once from then on. ``graph_bytes`` tells what one
-    micro-batch of a shape keeps for backward, measured at its first forward; before that it is 0.
+    half-way leaves nothing behind. A result that is not finite raises NotFinite. If copies run
+    concurrently with computations (``lanes``), a job of a visit only issues its computations, and
+    :meth:`deliver` checks the result and copies it to the host. Once memory has run out, fewer
+    sequences are computed at once. ``graph_bytes``: bytes that one micro-batch keeps for backward,
+    by shape, measured at the first forward of that shape.
 
-    ``recompute``: "layers" has the module keep the input of every layer and compute the layer again
-    in backward, "stage" keeps the input of the module alone; "off" keeps everything. ``gradients``:
-    instead of torch's own, for a format that needs a scale.
+    ``recompute``: with "layers" the module keeps the input of every layer and computes the layer
+    again in backward, with "stage" it keeps only its own input, with "off" it keeps everything.
+    ``gradients`` replaces ``torch.autograd.grad`` for a number format that needs a scale.
     """
 
     recompute: str = "off"
     slice: int = 0
-    """Sequences that are computed at once since memory ran out; 0: all of a micro-batch."""
+    """Number of sequences that are computed at once since memory ran out; 0: all of a
+    micro-batch."""
     on_gpu: bool = False
     lanes: Lanes = Lanes()
 
@@ -173,7 +175,7 @@ class StageMath:
         self._gradients = gradients
         self.recompute = recompute
         self._ends = cast(EndsModule, module)
-        """The module, if the stage is the ends."""
+        """The module as stage 0 has it; used only there."""
         if isinstance(module, Blocks | Ends):
             module.recompute = recompute == "layers"
         self._trained = {n: p for n, p in module.named_parameters() if p.requires_grad}
@@ -186,7 +188,7 @@ class StageMath:
 
     @property
     def caches_texts(self) -> bool:
-        """True where keys and values of texts can be kept: the stage is on one device."""
+        """True if the stage can keep keys and values of texts: it is on one device."""
         return isinstance(self.module, Blocks | Ends)
 
     def pausing(self, pause: Callable[[], None]) -> None:
@@ -195,13 +197,14 @@ class StageMath:
             self.module.pause = pause
 
     def use(self, lanes: Lanes) -> None:
-        """Copy and compute by the lanes of the device thread."""
+        """Use the lanes of the device thread for copies and computations."""
         self.lanes = lanes
 
     def receive(self, reader: FrameReader) -> None:
-        """Bring a tensor to the device, in the wire's format, and look at its numbers there. Beside
-        the jobs. Where the device has no memory for it, or for the look, it stays on the host, and
-        its job will fetch it. Raises WireError for scales that no encoder writes."""
+        """Copy a received tensor to the device, in its wire format, and compute its norm there.
+        Runs concurrently with the jobs. If the device has no memory for the tensor or the norm, the
+        tensor stays on the host and its job copies it. Raises WireError for scales that no encoder
+        writes."""
         with self.lanes.uploading():
             try:
                 if self.lanes.beside:
@@ -219,15 +222,15 @@ class StageMath:
     # ------------------------------------------------------------
 
     def text_bytes(self, tokens: int) -> int:
-        """Most bytes of the keys and values of a text of ``tokens`` tokens."""
+        """Upper bound on the bytes of keys and values that a text of ``tokens`` tokens needs."""
         if not isinstance(self.module, Blocks | Ends):
             return 0
         return text_bytes(self.module.settings, len(self.module.layers), tokens)
 
     @torch.no_grad()
     def extend_texts(self, steps: Sequence[TextStep]) -> list[memoryview | Exception]:
-        """The hidden states behind this stage of the next tokens of several texts, in one pass;
-        instead of them an error, for the text that has one."""
+        """Compute the hidden states after this stage for the next tokens of several texts, in one
+        pass. A text that fails has its error in place of the hidden states."""
         module = self.module
         if not isinstance(module, Blocks | Ends):
             raise ValueError("this stage keeps no texts")
@@ -300,7 +303,7 @@ class StageMath:
     def _forward(self, work: VisitBuffers, x: Tensor) -> Tensor:
         if self.recompute == "stage":
             self.graph_bytes[work.shape] = 0
-            # In the format of the backward, which computes the same again with gradients.
+            # In the number format of the backward, which computes the same again with gradients.
             with self.autocast():
                 return self._forward_only(x, work.document_ends)
         known = work.shape in self.graph_bytes
@@ -320,7 +323,7 @@ class StageMath:
     def _backward(self, work: VisitBuffers, x: Tensor, dy: Tensor) -> Sequence[Tensor | None]:
         if self.recompute != "stage":
             return self._grads(_there(work.y), x, dy)
-        work.y = None  # of before memory ran out
+        work.y = None  # kept from before memory ran out
 
         def part(x: Tensor, dy: Tensor, ends: tuple[int, ...]) -> Sequence[Tensor | None]:
             return self._grads(self._module(x, ends), x, dy)
@@ -331,8 +334,8 @@ class StageMath:
     def forward_only(
         self, reader: FrameReader, last_only: bool
     ) -> tuple[memoryview, tuple[int, ...]]:
-        """Input → (output bytes, their shape); only the last position when that is all the origin
-        needs."""
+        """Input → (output bytes, their shape). With ``last_only``, the output is the last position
+        alone."""
         x = self._take(reader)
         y = self._in_memory(len(x), lambda: self._forward_only(x, reader.document_ends))
         y = y[:, -1:] if last_only else y
@@ -347,7 +350,8 @@ class StageMath:
     # ------------------------------------------------------------
 
     def embed(self, work: VisitBuffers) -> None:
-        """Tokens → hidden states; keeps the graph, or the tokens from which it is made again."""
+        """Tokens → hidden states. Keeps the graph, or the tokens from which it is made again.
+        Raises ValueError if the batch is not of the planned shape."""
         tokens, targets = _there(work.batch)()
         work.batch = None
         work.targets = targets
@@ -362,8 +366,8 @@ class StageMath:
         self._leave(work, Leaving(Direction.FORWARD, self._encode_for(work, Direction.FORWARD, y)))
 
     def loss(self, work: VisitBuffers) -> None:
-        """Hidden states → loss sum in nats, gradient of the hidden states, the head's share.
-        ``targets`` come with the work."""
+        """Hidden states → loss sum in nats, gradient of the hidden states, gradient share of the
+        head. ``work`` has the targets."""
         h = self._take(_there(work.input)).requires_grad_()
         targets = _there(work.targets)
         losses: list[Tensor] = []
@@ -389,8 +393,8 @@ class StageMath:
         return self._by_slices(part, h, targets)
 
     def embed_backward(self, work: VisitBuffers) -> None:
-        """Gradient of the hidden states → the share of the embedding and the first layers; none
-        where nothing is trained."""
+        """Gradient of the hidden states → gradient share of the embedding and the first layers; an
+        empty share if no parameter is trained."""
         x = _there(work.x)
         dy = self._take(_there(work.gradient))
         grads: Sequence[Tensor | None] = []
@@ -400,7 +404,7 @@ class StageMath:
 
     @torch.no_grad()
     def embed_only(self, tokens: Tensor, document_ends: Sequence[int] = ()) -> memoryview:
-        """Tokens → hidden states as bytes, for work that only goes forward."""
+        """Tokens → hidden states as bytes, for forward-only work."""
         x = brought(tokens, self._device)
         ends = tuple(document_ends)
         return self._encode(self._in_memory(len(x), lambda: self._forward_only(x, ends)))
@@ -431,8 +435,8 @@ class StageMath:
     # ------------------------------------------------------------
 
     def _in_memory(self, sequences: int, compute: Callable[[], T]) -> T:
-        """The result of ``compute``, which is called again with smaller slices while memory runs
-        out."""
+        """Return the result of ``compute``, which is called again with smaller slices as long as
+        memory runs out. Raises its error once the slices cannot be smaller."""
         while True:
             try:
                 return self.lanes.compute(compute)
@@ -441,11 +445,11 @@ class StageMath:
                     raise
                 if not self._forget_texts() and not self._shrink(sequences):
                     raise
-            free_cached()  # only now: the exception kept earlier tensors alive
+            free_cached()  # not in the handler: the exception keeps earlier tensors alive
 
     def _shrink(self, sequences: int) -> bool:
-        """Halve the number of sequences computed at once, and let the stage keep its input alone
-        from now on. Returns False if neither can be less."""
+        """Halve the number of sequences computed at once, and let the stage keep only its input
+        from now on. Returns False if there is nothing left to reduce."""
         if self.recompute == "stage" and self.slice == 1:
             return False
         self.recompute = "stage"
@@ -459,8 +463,9 @@ class StageMath:
         beside: Tensor,
         document_ends: tuple[int, ...] = (),
     ) -> Sequence[Tensor | None]:
-        """Gradients of ``x`` (None if it holds tokens) and of the parameters. ``part`` makes them
-        of some sequences of ``x`` and ``beside`` at a time, with the document ends in them."""
+        """Gradients of ``x`` (None if it holds tokens) and of the parameters, slice by slice.
+        ``part`` computes them for one slice of ``x``, the same slice of ``beside``, and the
+        document ends in it."""
         if not 0 < self.slice < len(x):
             return part(x, beside, document_ends)
         inputs: list[Tensor] = []
@@ -488,14 +493,15 @@ class StageMath:
             yield some, within(document_ends, i * size, len(some), x.shape[1])
 
     def _take(self, reader: TensorReader) -> Tensor:
-        """The tensor on this device, in fp32. It goes over the bus in the wire's format."""
+        """A received tensor on this device, in fp32. It is copied to the device in its wire
+        format."""
         if not self.lanes.beside:
             reader.arrive(self.lanes.up)
         return reader.numbers(self._device)
 
     def _module(self, x: Tensor, document_ends: tuple[int, ...]) -> Tensor:
-        """The hidden states that the stage passes on: a block stage's output, or those that the
-        ends make of tokens."""
+        """Hidden states that the stage passes on: the output of a block stage, or the ends'
+        embedding of tokens."""
         with self.autocast():
             if isinstance(self.module, Ends):
                 return self._ends.embed(x, document_ends)
@@ -516,28 +522,28 @@ class StageMath:
         return torch.autograd.grad(output, inputs, seed, allow_unused=True)
 
     def _share(self, grads: Sequence[Tensor | None]) -> tuple[Share, Tensor | None]:
-        """Parameter gradients by name, and the look at them that is still to be taken."""
+        """Parameter gradients by name, and the scalar by which :func:`check_share` will check
+        them."""
         share = {name: g for name, g in zip(self._trained, grads, strict=True) if g is not None}
         return share, norm_of_share(list(share.values()))
 
     def _encode(self, tensor: Tensor) -> memoryview:
-        """The bytes of an activation of work that only goes forward."""
+        """Encode an activation of forward-only work."""
         made = begin_encoding(tensor, forward_only_wire(self.wire), measure=False)
         together = torch.stack(made.looks)
         after = self.lanes.mark()
         return self._read(made, self._seen(together, after), after)[0]
 
     def _encode_for(self, work: VisitBuffers, way: Direction, tensor: Tensor) -> Encoded:
-        """A visit's result in the format that its plan has for it. Of one in :data:`MEASURED` the
-        error is measured."""
+        """Begin to encode a visit's result in the number format that the plan names for it. The
+        error of one encoding in :data:`MEASURED` is measured."""
         wire = work.wires.get(way, self.wire)
         self._encodings += 1
         measure = wire != "fp32" and self._encodings % MEASURED == 1
         return begin_encoding(tensor, wire, measure=measure)
 
     def _leave(self, work: VisitBuffers, leaving: Leaving) -> None:
-        """A result of a visit is issued. In line with the computations it is brought here at
-        once."""
+        """Keep a result of a visit for :meth:`deliver`, which synchronous lanes call at once."""
         if looks := leaving.looks():
             # A computation like the others: after the job's mark it would come behind the next
             # job, and be read before it is done.
@@ -547,9 +553,9 @@ class StageMath:
             self.deliver(work, self.lanes.mark())
 
     def deliver(self, work: VisitBuffers, after: Mark) -> None:
-        """Look at the result of the last job of a visit and bring it here, once the computations
+        """Check the result of a visit's last job and copy it to the host, once the computations
         before ``after`` are done. Raises NotFinite, and ValueError for a loss that is not finite.
-        Does nothing where there is no such result."""
+        Does nothing if there is no such result."""
         leaving = work.leaving
         work.leaving = None
         if leaving is None or work.dead:
@@ -573,7 +579,8 @@ class StageMath:
         work.loss_sum = sum(losses)
 
     def _seen(self, together: Tensor | None, after: Mark) -> list[float]:
-        """What some scalars of the device are, which were computed before ``after``."""
+        """Values of the scalars in ``together``, which were computed before ``after``, fetched in
+        one copy."""
         if together is None:
             return []
         return self.lanes.down(together, after).tolist()
@@ -581,8 +588,8 @@ class StageMath:
     def _read(
         self, encoded: Encoded, looks: Sequence[float], after: Mark
     ) -> tuple[memoryview, float | None]:
-        """The bytes of a tensor that leaves, and its relative error where it is measured. Raises
-        NotFinite."""
+        """The bytes of an encoded tensor, and its relative error, or None if it was not measured.
+        Raises NotFinite."""
         check_output(encoded.rms(looks))
         return encoded.read(self.lanes.down(encoded.data, after), looks)
 
@@ -607,7 +614,7 @@ class StageMath:
 
 
 def _some(gradient: Tensor | None, like: Tensor) -> Tensor:
-    """A loss that does not depend on its input has gradient zero."""
+    """The gradient, or zeros: a loss that does not depend on its input has gradient zero."""
     if gradient is None:
         return torch.zeros_like(like)
     return gradient

@@ -67,9 +67,9 @@ class BypassWay(Enum):
 @dataclass(frozen=True)
 class Outside:
     """Facts about this peer, as others see it. ``listens``: it listens for connections of bypasses;
-    ``closed``: others cannot dial it; ``keeps_ports``: its router gives the connections from one
-    port the same port outside; ``seen_by``: there is a peer that tells which one; ``punch``: hole
-    punching is allowed."""
+    ``closed``: others cannot dial it; ``keeps_ports``: its router maps all connections from one
+    port to the same outside port; ``seen_by``: there is a peer that can tell this peer its outside
+    port; ``punch``: hole punching is allowed."""
 
     listens: bool = True
     closed: bool = False
@@ -79,8 +79,8 @@ class Outside:
 
 
 def bypass_of(rung: Rung, spoken: int, outside: Outside) -> BypassWay | None:
-    """The way to a TCP connection on ``rung`` with a peer with which protocol version ``spoken`` is
-    spoken; None where there is none, and libp2p goes on carrying the bytes."""
+    """The way to a TCP connection on ``rung`` with a peer, if protocol version ``spoken`` is the
+    newest that both speak; None if there is no way, and libp2p carries the bytes further."""
     if spoken < BYPASS_SINCE:
         return None
     if rung is Rung.RELAYED:
@@ -107,12 +107,12 @@ class Climb:
     dialable: bool = False
     """The peer announces addresses for gRPC."""
     carried: bool = False
-    """libp2p carries the bytes, and there is a way past it."""
+    """True if libp2p carries the bytes and there is a way past it."""
     _failures: dict[ClimbAttempt, int] = field(default_factory=dict)
     _next: dict[ClimbAttempt, float] = field(default_factory=dict)
 
     def reached(self, rung: Rung, now: float) -> None:
-        """The peer is reached so now; NONE: it was lost."""
+        """Record that the peer is reached on ``rung`` now; NONE: the connection was lost."""
         if rung is Rung.NONE:
             self.news(now)
         elif self.rung is Rung.NONE:
@@ -126,7 +126,7 @@ class Climb:
         self.rung = rung
 
     def news(self, now: float) -> None:
-        """Something has changed (its addresses, ours): everything is worth a try again."""
+        """Try everything again soon: addresses of the peer, or of this one, have changed."""
         self._failures = {}
         self._next = {}
 
@@ -147,6 +147,6 @@ class Climb:
         )
 
     def failed(self, attempt: ClimbAttempt, now: float) -> None:
-        """It led to nothing better."""
+        """Record that an attempt led to nothing better."""
         count = self._failures[attempt] = self._failures.get(attempt, 0) + 1
         self._next[attempt] = now + min(LONGEST_S, AGAIN_S * 2.0 ** (count - 1))

@@ -10,7 +10,7 @@ from node.core.tables import setting
 
 @dataclass(frozen=True)
 class SchedulerSettings:
-    """Which stages and peers every micro-batch visits."""
+    """The stages and peers that every micro-batch visits."""
 
     paths: str = setting(
         "planned",
@@ -27,13 +27,13 @@ class SchedulerSettings:
     )
     max_swaps: int = setting(
         0,
-        "How often, and how far in all, a path may go back behind the furthest stage it has been "
-        "at; 0: stages in order.",
+        "Number of times that a path may go back behind the furthest stage it has reached, and "
+        "number of stages that it may go back in all; 0: stages in order.",
         least=0,
         most=4096,
     )
     max_jump: int = setting(
-        0, "Stages a path may go ahead at once; 0: no bound.", least=0, most=4096
+        0, "Number of stages that a path may go ahead at once; 0: no bound.", least=0, most=4096
     )
 
     keep_first: int = setting(

@@ -33,8 +33,8 @@ MOST_SHOWN = 20
 
 @dataclass(frozen=True)
 class Damaged:
-    """A damaged place in a file. ``why``: "" for bytes that are no whole record, else what is wrong
-    with the record."""
+    """A damaged place in a file. ``why``: "" for bytes that are no whole record, else the fault of
+    the record."""
 
     file: Path
     at: int
@@ -44,7 +44,7 @@ class Damaged:
 
 @dataclass
 class Ledger:
-    """Everything that files of receipts say."""
+    """The content of files of receipts."""
 
     runs: dict[str, RunAudit] = field(default_factory=dict)
     damaged: list[Damaged] = field(default_factory=list)
@@ -53,8 +53,8 @@ class Ledger:
 
     @property
     def code(self) -> ExitCode:
-        """REFUSED where something was refused that an honest peer does not write, DEGRADED where
-        records are damaged."""
+        """REFUSED if something was refused that no honest peer writes, DEGRADED if records are
+        damaged."""
         grounds = {r.ground for run in self.runs.values() for r in run.refused}
         if grounds - HONEST:
             return ExitCode.REFUSED

@@ -70,33 +70,34 @@ class TransportSettings:
     )
     max_message: int = setting(
         4 * MIB + 64 * 1024,
-        "Largest gRPC message; a bigger one is refused before it is read.",
+        "Largest gRPC message, in bytes; a larger one is refused before it is read.",
         least=1 << 16,
         most=1 << 30,
     )
     handshake_timeout_s: float = setting(
         5.0,
-        "A stranger's connection that has not finished its handshake by then is closed.",
+        "Seconds after which a stranger's connection without a finished handshake is closed.",
         least=0.1,
         most=600,
     )
     keepalive_s: float = setting(
         1.5,
-        "Time without a byte from the other side after which a connection is probed.",
+        "Seconds without a byte from the other side after which a connection is probed.",
         least=LEAST_KEEPALIVE_S,
         most=3600,
     )
     keepalive_timeout_s: float = setting(
         3.0,
-        "Silence after a probe that means the peer is gone. On a slow link the answer waits behind "
-        "the data under way.",
+        "Seconds of silence after a probe from which the peer counts as gone. On a slow link the "
+        "answer waits behind the data under way.",
         least=0.1,
         most=600,
     )
     window: int = setting(
         2 * MIB,
-        "Bytes of one call that may be unread: 20 MB/s over a round trip of 0.1 s. A link slower "
-        "than a third of it in a second, under load, needs a longer keepalive_timeout_s.",
+        "Bytes of one call that may be unread: 20 MB/s over a round trip of 0.1 s. A link that "
+        "carries less than a third of these bytes in a second, under load, needs a longer "
+        "keepalive_timeout_s.",
         least=1 << 16,
         most=1 << 28,
     )
@@ -116,22 +117,27 @@ class TransportSettings:
         most=86400,
     )
     dial_timeout_s: float = setting(
-        3.0, "Per address; then the next one, then the tunnel.", least=0.1, most=600
+        3.0,
+        "Seconds for the dial of one address of a peer; then its next address is dialled, then "
+        "the tunnel.",
+        least=0.1,
+        most=600,
     )
     peer_streams: int = setting(
-        64, "Concurrent calls one peer may have open here.", least=1, most=10000
+        64, "Number of concurrent calls that one peer may have open here.", least=1, most=10000
     )
 
     frame: int = setting(
         128 * 1024,
         "Largest HTTP/2 frame. gRPC's own 16 KiB cost a fifth of an exchange on a fast line; a "
-        "frame holds up a probe's answer for 1 s at 1 Mbit/s, of the keepalive_timeout_s it has.",
+        "frame delays the answer to a probe by 1 s at 1 Mbit/s, and the answer has "
+        "keepalive_timeout_s.",
     )
 
     relayed_timeout_s: float = setting(
         6.0,
-        "Silence after a probe that means a relayed connection is dead: the answer also waits in "
-        "the relay's buffers.",
+        "Seconds of silence after a probe from which a relayed connection counts as dead: the "
+        "answer also waits in the relay's buffers.",
         least=0.1,
         most=600,
     )

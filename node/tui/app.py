@@ -416,7 +416,7 @@ def _cell(c: CellLine) -> str:
 
 
 def warning(s: Snapshot) -> str:
-    """What deserves the line below the peers most; "" for nothing."""
+    """The most important text for the line below the peers; "" for nothing."""
     if s.digest_mismatches:
         return f"{s.digest_mismatches} digest mismatches: replicas disagreed on parameters"
     if not s.warnings:

@@ -1,4 +1,4 @@
-"""Tensors with numbers in other processes of this machine, which come when they are asked for."""
+"""Tensors with numbers in other processes of this machine, fetched when they are read."""
 
 import math
 from abc import ABC, abstractmethod
@@ -27,30 +27,28 @@ class RemoteTensor(ABC):
 
     @abstractmethod
     def off_device(self) -> "HeldTensor":
-        """The same numbers where they take no memory of an accelerator. Blocks and raises as
-        :meth:`collect`."""
+        """The same numbers, off the accelerator's memory. Blocks and raises as :meth:`collect`."""
 
 
 HeldTensor: TypeAlias = Tensor | RemoteTensor
 
 
 def collected(held: HeldTensor) -> Tensor:
-    """The tensor itself, or all numbers of one that is elsewhere."""
+    """The tensor itself, or the numbers of a remote tensor."""
     if isinstance(held, RemoteTensor):
         return held.collect()
     return held
 
 
 def on_cpu(held: HeldTensor) -> HeldTensor:
-    """A tensor of this process on the CPU; one that is elsewhere as it is."""
+    """Copy a tensor of this process to the CPU; a remote tensor is returned unchanged."""
     if isinstance(held, RemoteTensor):
         return held
     return held.detach().cpu()
 
 
 def off_device(held: HeldTensor) -> HeldTensor:
-    """The numbers where they take no memory of an accelerator. Blocks on the device that has
-    them."""
+    """Copy the numbers off the accelerator's memory. Blocks on the device that has them."""
     if isinstance(held, RemoteTensor):
         return held.off_device()
     return held.detach().cpu()

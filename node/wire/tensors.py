@@ -92,10 +92,10 @@ def encode(tensor: torch.Tensor, wire: str) -> memoryview:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A tensor in a format that stages send in, and looks at its numbers, all on its own device,
-    which may still be computing them. ``looks``: fp32 scalars: the 2-norm of the numbers in the
-    format (in int8 and int4: of the exact ones); if the error is measured, then the 2-norm of the
-    exact numbers and those of differences."""
+    """A tensor in a wire format of stages, and scalars about its numbers, all on its own device,
+    which may still be computing them. ``looks``: fp32 scalars: the 2-norm of the encoded numbers
+    (in int8 and int4: of the exact numbers); if the error is measured, then the 2-norm of the exact
+    numbers and the 2-norms of the differences."""
 
     data: torch.Tensor
     wire: str
@@ -103,7 +103,7 @@ class Encoded:
     looks: tuple[torch.Tensor, ...]
 
     def rms(self, looks: Sequence[float]) -> float:
-        """Root mean square of the numbers, from what the looks are."""
+        """Root mean square of the numbers. ``looks``: values of the scalars."""
         return looks[0] / math.sqrt(max(1, self.numbers))
 
     def read(self, data: torch.Tensor, looks: Sequence[float]) -> tuple[memoryview, float | None]:

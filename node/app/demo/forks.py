@@ -294,7 +294,7 @@ def load_daemon() -> None:
 
 
 def load_torch() -> None:
-    """Load torch, and what it loads itself with its first backward."""
+    """Load torch, and the modules that torch loads at its first backward."""
     # As cli.main, before grpc and torch are loaded.
     libraries.prepare()
     import torch.fx.experimental.symbolic_shapes

@@ -25,7 +25,7 @@ STRATEGIES: dict[str, str] = {
 }
 _INSTEAD = 'use "gossip" (random pairs), or "moshpit" with outer.grid'
 REMOVED: dict[str, str] = {"ring": _INSTEAD, "push-sum": _INSTEAD}
-"""Strategies that tutti had once, and what to use instead."""
+"""Former strategies, and the advice on their replacements."""
 MOST_STAGES = 255
 """Block stages for which a cell can name hosts in an answer."""
 MOST_MEMBERS = 32
@@ -109,19 +109,20 @@ class OuterSettings:
 
     @property
     def pushes(self) -> bool:
-        """No barrier: every push is applied by itself, as it comes."""
+        """True for a strategy without a barrier: every push is applied by itself when it
+        arrives."""
         return self.strategy == "hogwild" or (
             self.strategy == "parameter-server" and self.staleness is not None
         )
 
     @property
     def served(self) -> bool:
-        """One cell of a group makes the mean of a stage, the others give to it and take it."""
+        """True if one cell of a group makes the mean of a stage for all."""
         return self.strategy in ("parameter-server", "hogwild")
 
     @property
     def windows(self) -> bool:
-        """There may be several cells: each leads itself, and they meet in windows of time."""
+        """True if there may be several cells, each with a leader, that meet in windows of time."""
         return self.window_s > 0
 
     @property
@@ -137,8 +138,8 @@ class OuterSettings:
 
 
 def check(s: OuterSettings) -> None:
-    """Raises UsageFault, with the reason, for settings that cannot hold together. Each by itself is
-    within its range."""
+    """Raises UsageFault, with the reason, for settings that cannot hold together. Each setting
+    alone is within its range."""
     partial = s.strategy in PARTIAL
     steps = s.carries in ("deltas", "state")
     made = FORMATS[s.codec]

@@ -1,10 +1,11 @@
-"""Files of a place below the path that its operator names, as a file system of fsspec has them.
+"""Guarded access to the files of an archive, below the path that its operator names, in a file
+system of fsspec.
 
 Enters: paths below that path. Leaves: names and open files. Never: a file behind a link, a pipe or
 a device that somebody put there; more names than :data:`LISTED`.
 
-Links and pipes are looked for where the place is a directory of this machine. Other file systems
-of fsspec do not tell them apart, or have none.
+Links and pipes are detected if the place is a directory of this machine. Other file systems of
+fsspec do not distinguish them, or have none.
 """
 
 import itertools
@@ -18,11 +19,12 @@ from node.checkpoint.files import directory, reading
 from node.core.errors import Refused
 
 LISTED = 10_000
-"""Most names of a directory that are looked at."""
+"""Number of names in a directory that are read, at most."""
 
 
 class GuardedFiles:
-    """The files below ``top`` in a file system of fsspec. ``shown``: the place, for people."""
+    """The files below ``top`` in a file system of fsspec. ``shown``: name of the place in
+    messages."""
 
     def __init__(self, files: Any, top: str, shown: str) -> None:
         self.fs = files
@@ -49,8 +51,8 @@ class GuardedFiles:
                 )
 
     def names(self, path: str) -> list[str]:
-        """Names in a directory, sorted, at most :data:`LISTED`; none if it is not there or not a
-        directory of its own."""
+        """Names in a directory, sorted, at most :data:`LISTED`; none if the directory does not
+        exist or is behind a link."""
         try:
             self.check(path)
             if self._is_local:
@@ -64,7 +66,7 @@ class GuardedFiles:
 
     @contextmanager
     def reading(self, path: str) -> Iterator[Any]:
-        """An open file. Raises Refused for one that is not followed, OSError."""
+        """An open file. Raises Refused for a link, a pipe or a device on its path, and OSError."""
         self.check(path)
         with self.fs.open(path, "rb") as file:
             yield file
@@ -72,7 +74,7 @@ class GuardedFiles:
     @contextmanager
     def writing(self, path: str) -> Iterator[Any]:
         """A file open for writing, which is flushed to the disk of this machine. Raises Refused for
-        one that is not followed, OSError if it is not flushed."""
+        a link, a pipe or a device on its path, and OSError if it cannot be flushed."""
         self.check(path)
         with self.fs.open(path, "wb") as file:
             yield file

@@ -46,7 +46,8 @@ class ArchivePorts:
 
 
 class ArchiveKeeper:
-    """Copies of the checkpoints of one stage. Raises UsageFault for an interval that is none."""
+    """Service that copies the checkpoints of one stage. Raises UsageFault if the text of the
+    interval is no interval."""
 
     def __init__(
         self, archive: Archive, stage: int, settings: CheckpointSettings, ports: ArchivePorts
@@ -65,7 +66,7 @@ class ArchiveKeeper:
 
     @property
     def last(self) -> int | None:
-        """The newest epoch in the archive, as far as it is known; None for none."""
+        """The newest epoch known to be in the archive; None if none is known."""
         if self._schedule.last is None:
             return None
         return self._schedule.last.epoch
@@ -79,8 +80,7 @@ class ArchiveKeeper:
         return f"checkpoints are not copied to {self.shown}: {why}"
 
     async def run(self) -> None:
-        """Copy for ever. Cancelled, it gives up the copy under way, which then counts for
-        nothing."""
+        """Copy until cancelled. A copy that is under way then is given up and does not count."""
         await self._find_last()
         while True:
             await self._step(self._ports.on_disk())
@@ -104,7 +104,7 @@ class ArchiveKeeper:
         return self._schedule.lacks(there) is None
 
     async def _find_last(self) -> None:
-        """Find out what the archive has already; nothing is copied again."""
+        """Look up the newest copy in the archive, so that nothing is copied twice."""
         try:
             self._schedule.last = await self._aside.call(
                 lambda work: self._archive.newest(self._stage)

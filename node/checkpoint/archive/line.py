@@ -1,9 +1,9 @@
-"""Copies of the history in which a run goes on. Pure. Enters: whole copies of one stage. Leaves:
-those without the epochs that were given up when the run went back to an earlier one.
-
-A version names its plan by a hash, not its parent, so two copies do not tell whether one comes from
-the other. But each peer numbers its copies: where a later one has a lower epoch, the run went back,
-and the higher epochs that this peer copied before are of the history that was given up.
+"""Selection of the copies that belong to the current history of a run. Pure. Enters: whole copies
+of one stage. Leaves: the copies without the epochs that were given up when the run went back to an
+earlier epoch. A version names its plan by a hash, and not its parent, so two copies do not show
+whether one comes from the other. But each peer numbers its copies: if a later copy has a lower
+epoch, the run went back, and the higher epochs that this peer copied before belong to the history
+that was given up.
 """
 
 from collections.abc import Iterable
@@ -21,9 +21,9 @@ def line(copies: Iterable[Whole]) -> list[Whole]:
 
 
 def current(copies: Iterable[Whole], me: str) -> list[Whole]:
-    """The copies of all peers without epochs that were given up, newest first, and own ones before
-    others of the same epoch. Another peer's copies are of another history from the first epoch on
-    at which its version differs from that of this peer's copy."""
+    """The copies of all peers without the epochs that were given up, newest first; within an epoch,
+    this peer's copies come first. Another peer's copies belong to another history from the first
+    epoch on at which its version differs from the version of this peer's copy."""
     by_peer: dict[str, list[Whole]] = {}
     for whole in copies:
         by_peer.setdefault(whole.peer, []).append(whole)

@@ -4,10 +4,10 @@ Enters: the epochs whose checkpoints are on the disk, results of copying, time. 
 :class:`Copy`. Never: a file, a clock.
 
 Peers do not agree on when to copy, but all stages have to be restored at one epoch. So each copies
-by a grid: the first checkpoint at or behind each multiple of a number of epochs. Where the operator
-names seconds, the number is the largest power of two of epochs that takes no longer, and no less
-than the stride of the local checkpoints, whose multiples stay on the disk for longest. Grids of
-different peers divide each other, so the multiples of the largest one are in every archive.
+by a grid: the first checkpoint at or after each multiple of a number of epochs. If the operator
+names seconds, the number of epochs is the largest power of two that takes no longer, but at least
+the stride of the local checkpoints, because multiples of the stride stay on the disk longest. Grids
+of different peers divide each other, so the multiples of the largest one are in every archive.
 
 A run may go back to an earlier epoch. Checkpoints of later ones stay on the disk and in the archive
 until they are replaced, but nothing is built on them any more: they are not copied, and do not
@@ -56,8 +56,9 @@ class Every:
 
 @dataclass(frozen=True, slots=True)
 class OnDisk:
-    """Versions on the disk of this peer, each with a checkpoint. ``written``: the one that it wrote
-    last since its start, None before; ``stride``: the stride at which it writes them by time."""
+    """Versions with a checkpoint on the disk of this peer. ``written``: the version written last
+    since the start, None before; ``stride``: number of epochs between the checkpoints that are
+    written by time."""
 
     versions: Sequence[Version]
     written: Version | None = None
@@ -89,8 +90,8 @@ class Copy:
 
 
 class ArchiveSchedule:
-    """The machine. ``last``: the newest version in the archive that this peer knows of and that the
-    run has not given up; ``why``: the reason of the last failure, empty after a success."""
+    """The machine. ``last``: the newest version that is known to be in the archive and that the run
+    has not given up; ``why``: the reason of the last failure, empty after a success."""
 
     def __init__(self, every: Every, last: Version | None = None) -> None:
         self.every = every
@@ -101,11 +102,11 @@ class ArchiveSchedule:
         self._again = -math.inf
         """Time before which no attempt is made."""
         self._seen: tuple[int, float] | None = None
-        """The first epoch that was seen, and when."""
+        """The first epoch that was seen, and the time in seconds."""
         self._epoch_s = 0.0
         self._stride = 1
         self._given_up: frozenset[Version] = frozenset()
-        """Versions on the disk that are of a history which the run gave up."""
+        """Versions on the disk that belong to a history which the run gave up."""
 
     def handle(self, event: ArchiveEvent, now: float) -> list[Copy]:
         """Handle one event; ``now`` in seconds of a clock that nobody sets. One copy is under way
@@ -138,8 +139,8 @@ class ArchiveSchedule:
         return newest
 
     def _of_this_history(self, there: OnDisk) -> list[Version]:
-        """The versions on the disk that the run has not given up. Forgets the last copy if the run
-        has given that up."""
+        """The versions on the disk that the run has not given up. Also forgets the last copy if the
+        run gave its version up."""
         written = there.written
         if written is not None:
             later = {v for v in there.versions if v.epoch > written.epoch}
@@ -163,7 +164,7 @@ class ArchiveSchedule:
 
     @property
     def grid(self) -> int:
-        """Epochs from one line of the grid to the next."""
+        """Number of epochs from one point of the grid to the next."""
         if self.every.epochs:
             return self.every.epochs
         if self._epoch_s <= 0 or self.every.seconds <= self._epoch_s:
@@ -185,7 +186,7 @@ class ArchiveSchedule:
         return [Copy(min(epoch for epoch in epochs if epoch // grid == line))]
 
     def _measure(self, newest: int, now: float) -> None:
-        """Estimate the seconds of an epoch by all that were seen."""
+        """Estimate the seconds that an epoch takes, from all epochs that were seen."""
         if self._seen is None or newest < self._seen[0]:
             self._seen = newest, now
             return

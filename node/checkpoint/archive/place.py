@@ -8,11 +8,11 @@ blocks: run it outside the event loop.
                                               whole.json        written last: sha256 and size of
                                                                 the three
 
-Object stores cannot rename, so a small file that is written last makes a checkpoint whole: whoever
-reads it finds all others, and one without it is no checkpoint. Every file is read back and compared
-before that. ``begun.json`` names the files of an attempt, so that the next one can clear them away.
-Only files that one of the two names, in a directory of this peer, are ever removed. A page that
-names another peer than the directory it lies in is nobody's.
+Object stores cannot rename, so a small file that is written last makes a checkpoint whole: a reader
+that finds this file finds all others, and a directory without it holds no checkpoint. Every file is
+read back and compared before that. ``begun.json`` names the files of an attempt, so that the next
+one can clear them away. The archive removes only files that one of these two pages names, in a
+directory of this peer. A page that names another peer than its directory does is ignored.
 """
 
 import contextlib
@@ -47,26 +47,26 @@ WHOLE = "whole.json"
 FILES = (PARAMETERS, OPTIMIZER, MANIFEST)
 FORMAT = 1
 PAGE_LIMIT = 1 << 16
-"""Most bytes of ``begun.json`` and ``whole.json``."""
+"""Size limit of ``begun.json`` and ``whole.json`` in bytes."""
 LOOKED = 2048
-"""Most directories of peers that are looked at for copies."""
+"""Number of other peers' directories that are searched for copies, at most."""
 COPIES = 256
-"""Most copies of one peer and stage that are looked at, from the highest epoch down."""
+"""Number of copies of one peer and stage that are read, at most, from the highest epoch down."""
 BLOCK = 8 << 20
 RUN_DIGITS = 12
 _STAGE = re.compile(r"stage-(0|[1-9][0-9]{0,8})")
 _EPOCH = re.compile(r"epoch-(0|[1-9][0-9]{0,17})")
 _HEX = re.compile(r"[0-9a-f]{64}")
 GoesOn = Callable[[], bool]
-"""Asked between two blocks; False gives the work up."""
+"""Called between two blocks of bytes; False ends the work."""
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A whole checkpoint in an archive. ``directory``: its path in the file system; ``lineage``: of
-    its version, empty where the copy does not say; ``number``: copies of this peer and stage count
-    up, 0 for a copy of older software; ``untidy``: the reason why older copies beside it were not
-    removed, empty if they were."""
+    """A whole checkpoint in an archive. ``directory``: its path in the file system; ``lineage``:
+    the lineage of its version, empty if the copy has none; ``number``: number that rises with each
+    copy of this peer and stage, 0 for a copy of older software; ``untidy``: the reason why older
+    copies were not removed, empty if they were."""
 
     stage: int
     epoch: int
@@ -142,7 +142,7 @@ class Page:
 
 class Archive:
     """The archive of one run at ``address``, as one peer writes and reads it. The place is opened
-    by the first call. ``files``: a file system in place of the address's own."""
+    by the first call. ``files`` replaces the file system that the address names."""
 
     def __init__(self, address: Address, run_id: str, me: PeerId, files: Any = None) -> None:
         self.address = address
@@ -216,7 +216,7 @@ class Archive:
                 # The attempt that made it whole may have ended before it removed older ones.
                 return self._tidied(found, keep)
             for name in self._files.names(own):
-                # What an attempt that failed has left.
+                # Files that a failed attempt has left.
                 if _EPOCH.fullmatch(name) and self._page(f"{own}/{name}", WHOLE) is None:
                     self._clear(f"{own}/{name}")
             if found is not None:
@@ -250,8 +250,8 @@ class Archive:
         return self._tidied(made, keep)
 
     def newest(self, stage: int) -> Version | None:
-        """The version of ``stage`` that this peer copied last and has whole in the archive; None
-        for none. Raises LocalFault."""
+        """The version of ``stage`` that this peer copied last and completely; None if there is
+        none. Raises LocalFault."""
         try:
             self._fs.invalidate_cache()
             found = self._wholes(stage, self.me)
@@ -265,7 +265,7 @@ class Archive:
         return Version(last.epoch, last.lineage)
 
     def _put(self, source: BinaryIO, path: str, entry: FileEntry, goes_on: GoesOn) -> None:
-        """Write a file, and compare what was read here on the way."""
+        """Write a file, and compare the bytes of its source with ``entry`` meanwhile."""
         sha = hashlib.sha256()
         size = 0
         with self._files.writing(path) as out:
@@ -282,7 +282,7 @@ class Archive:
             )
 
     def _compare(self, path: str, entry: FileEntry, goes_on: GoesOn) -> None:
-        """Read a written file back. Raises LocalFault if it is another one."""
+        """Read a written file back. Raises LocalFault if its content differs."""
         sha = hashlib.sha256()
         size = 0
         with self._files.reading(path) as file:
@@ -298,7 +298,8 @@ class Archive:
             )
 
     def _tidied(self, new: Whole, keep: int) -> Whole:
-        """Remove the copies that are not needed beside the new one, and return that."""
+        """Remove the copies that are not needed beside ``new``, and return ``new`` with the
+        outcome."""
         try:
             self._tidy(new, keep)
         except LocalFault as e:
@@ -331,7 +332,7 @@ class Archive:
         if not named:
             return
         there = set(self._files.names(here))
-        # First what makes it whole, last what says whose it is.
+        # First the page that makes it whole, last the page that names its peer.
         for name in sorted(named & there, key=lambda n: (n != WHOLE, n == BEGUN)):
             self._fs.rm_file(f"{here}/{name}")
         if not self._files.names(here):
@@ -343,8 +344,9 @@ class Archive:
 
     def copies(self, stage: int | None = None) -> list[Whole]:
         """Whole copies of the run, of one stage or of all, by whichever peer, newest first. Own
-        ones come before others of the same epoch. Of a place with many directories the own ones and
-        :data:`LOOKED` others are looked at. Raises LocalFault if the place cannot be read."""
+        ones come before others of the same epoch. In a place with many directories, only this
+        peer's and :data:`LOOKED` others are searched. Raises LocalFault if the place cannot be
+        read."""
         found: list[Whole] = []
         left = LOOKED
         try:
@@ -367,7 +369,8 @@ class Archive:
 
     def fetch(self, whole: Whole, into: str, goes_on: GoesOn = lambda: True) -> None:
         """Copy the files of a whole checkpoint into a new directory of this machine. Raises Refused
-        if one is not what ``whole.json`` describes, OutOfResources, LocalFault."""
+        if a file differs from ``whole.json``, OutOfResources if this disk is full, and LocalFault
+        for faults of the place."""
         os.makedirs(into, mode=0o700)
         try:
             for name, entry in whole.files.items():
@@ -407,7 +410,7 @@ class Archive:
         return [whole for whole in found if whole is not None]
 
     def _whole(self, here: str, stage: int, epoch: int, peer: str) -> Whole | None:
-        """The whole checkpoint in a directory; None if it is none of this run, stage, epoch and
+        """The whole checkpoint in a directory; None if it is not of this run, stage, epoch and
         peer."""
         page = self._page(here, WHOLE)
         if page is None:
@@ -419,7 +422,8 @@ class Archive:
         return Whole(stage, epoch, page.peer, here, page.files, page.lineage, page.number)
 
     def _page(self, here: str, name: str) -> Page | None:
-        """What ``begun.json`` or ``whole.json`` says; None if it is not there, torn or garbled."""
+        """The content of ``begun.json`` or ``whole.json``; None if the file is missing, torn or
+        garbled."""
         try:
             with self._files.reading(f"{here}/{name}") as file:
                 raw = file.read(PAGE_LIMIT + 1)
@@ -431,7 +435,7 @@ class Archive:
             return None
 
     def _fault(self, error: Exception) -> LocalFault:
-        """The fault for an error of the place, without secrets."""
+        """The fault that reports an error of the place, without secrets in its text."""
         said = self.address.clean(error) or type(error).__name__
         if getattr(error, "errno", None) in DISK_FULL:
             return OutOfResources(
@@ -479,7 +483,7 @@ def _sources(
 
 
 def _lineage(manifest: CheckpointManifest) -> str:
-    """The lineage of a checkpoint's version; empty if it does not say."""
+    """The lineage of a checkpoint's version; empty if its manifest has none."""
     try:
         return lineage(manifest.meta.get("lineage", ""))
     except WireError:

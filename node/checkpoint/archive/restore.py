@@ -1,5 +1,5 @@
-"""Checkpoints of an archive, put back on the disk of a peer. Enters: an archive, the store of a
-peer. Leaves: checkpoints in that store, every hash compared. Blocks: run it outside the event
+"""Restoring of checkpoints from an archive to the disk of a peer. Enters: an archive, the store of
+a peer. Leaves: checkpoints in that store, every hash compared. Blocks: run it outside the event
 loop."""
 
 import shutil
@@ -17,8 +17,8 @@ from node.core.numbers import human
 from node.telemetry.events import Journal
 
 RESTORED = 3
-"""Number of newest epochs that are put back: all stages have to go on from one epoch, and each has
-others."""
+"""Number of newest epochs that are put back: all stages have to go on from one epoch, and the
+stages may have different ones."""
 GATHERED = 64
 """Copies of one epoch that are read for their optimizer state."""
 
@@ -80,7 +80,7 @@ def restore(
 
 @dataclass(frozen=True, slots=True)
 class _Scene:
-    """The parts of one restoring."""
+    """Objects that one restoring uses."""
 
     archive: Archive
     store: CheckpointStore

@@ -27,7 +27,7 @@ class Ground(StrEnum):
     FORGED = "forged"
     """The signature is not by the peer that it names."""
     DOUBLE = "double"
-    """A signer says two different things of one epoch, or two peers claim one piece of work."""
+    """A signer made two different statements about one epoch, or two peers claim the same work."""
     STOLEN = "stolen"
     """The work belongs to others: its peers are not neighbours on the micro-batch's route."""
     ELSEWHERE = "elsewhere"
@@ -37,7 +37,7 @@ class Ground(StrEnum):
     ROOM = "room"
     """The statement has no room in the record of its epoch, where shorter ones come first."""
     SIZE = "size"
-    """The micro-batch has another number of tokens, as its origin says."""
+    """The micro-batch has another number of tokens according to its origin."""
     SUM = "sum"
     """The tokens of the micro-batches do not sum to the tokens that were committed."""
     UNCERTIFIED = "uncertified"
@@ -45,13 +45,14 @@ class Ground(StrEnum):
 
 
 NOBODY = PeerId("")
-"""The peer of a refusal for which no signer can be blamed."""
+"""Stands for the peer of a refusal if no signer can be blamed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """Something that was refused: the ground, the peer that it is about (its signer, or the worker
-    that two claim; :data:`NOBODY` where no signer is to blame), the epoch, and one sentence."""
+    """A refused statement, record or claim: the ground, the peer it concerns (its signer, or the
+    worker of work that two peers claim; :data:`NOBODY` if no signer is to blame), the epoch, and
+    one sentence."""
 
     ground: Ground
     peer: PeerId
@@ -61,8 +62,8 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Work without a receipt. ``workers``: peers of the stage that did it, as far as is known, or
-    had it by the plan; ``silent``: neighbours that did not confirm it."""
+    """Work without a receipt. ``workers``: the peers that did it if they are known, else the peers
+    that the plan names; ``silent``: neighbours that did not confirm it."""
 
     stage: int
     workers: tuple[PeerId, ...]
@@ -106,12 +107,12 @@ class Account:
         return [peer for peer, _ in missing.most_common()]
 
     def refuse(self, ground: Ground, peer: PeerId, text: str) -> None:
-        """Note a refusal."""
+        """Record a refusal."""
         self.refused.append(Refused(ground, peer, self.epoch, text))
 
 
 Row = tuple[int, PeerId, PeerId]
-"""Tokens, taker and giver of a micro-batch, as one signer says."""
+"""Tokens, taker and giver of a micro-batch in one signer's statement."""
 
 
 def settle(
@@ -121,9 +122,9 @@ def settle(
     tokens: int,
     statements: Mapping[PeerId, Statement],
 ) -> Account:
-    """The account of the epoch by which ``plan`` made the version ``made``. ``tokens``: counted in
-    it; ``dropped``: micro-batches that do not count; ``statements``: checked for their signatures,
-    by signer."""
+    """Make the account of the epoch in which ``plan`` made the version ``made``. ``tokens``: number
+    of tokens counted in it; ``dropped``: micro-batches that do not count; ``statements``:
+    statements by signer, whose signatures were checked."""
     return _Settling(plan, made, dropped, tokens).account(statements)
 
 
@@ -143,7 +144,7 @@ class _Settling:
         self._cleared = set[int]()
         """Micro-batches with sizes in doubt: no signer is believed about them."""
         self._doubles: dict[PeerId, list[int]] = {}
-        """Micro-batches that several peers of a stage claim, by each of these."""
+        """Micro-batches that several peers of a stage claim, by claiming peer."""
         by_stages: dict[tuple[int, ...], dict[int, int]] = {}
         self._places: dict[int, dict[int, int]] = {}
         """Place of each stage on a micro-batch's path: 0 for the origin, 1 for the first hop, and
@@ -239,9 +240,9 @@ class _Settling:
     # ----------------------------------------------------------- sizes
 
     def _settle_sizes(self) -> None:
-        """Leave each micro-batch one size. Where signers differ about it, the sum of the epoch
-        tells the liars, and their statements are taken out. Where it does not tell them, the
-        micro-batch counts as unsigned."""
+        """Settle on one size for each micro-batch. If signers differ about a size, the sum of the
+        epoch may show the liars, and their statements are taken out. Otherwise the micro-batch
+        counts as unsigned."""
         disputed = [i for i, rows in self._rows.items() if len(_sizes(rows)) > 1]
         if not disputed:
             return
@@ -256,7 +257,7 @@ class _Settling:
         self._clear([i for i in disputed if len(_sizes(self._rows[i])) > 1])
 
     def _liars(self, disputed: Sequence[int]) -> frozenset[PeerId]:
-        """The signers that lie about sizes; empty where nobody can tell."""
+        """The signers that lie about sizes; empty if they cannot be determined."""
         alone = frozenset.intersection(*(self._each_resolves(i) for i in disputed))
         for suspects in (
             [frozenset((peer,)) for peer in sorted(alone)],
@@ -269,7 +270,7 @@ class _Settling:
         return frozenset()
 
     def _each_resolves(self, index: int) -> frozenset[PeerId]:
-        """The signers that stand alone: without one of them, all others agree about a
+        """The signers that disagree alone: if one of them is left out, all others agree about a
         micro-batch."""
         rows = self._rows[index]
         votes = Counter(tokens for tokens, _, _ in rows.values())
@@ -299,8 +300,8 @@ class _Settling:
         return frozenset(found)
 
     def _contradicts(self, signer: PeerId, index: int, liars: Collection[PeerId]) -> bool:
-        """Return True if the signer gives a micro-batch another size than those do that are no
-        liars."""
+        """Return True if the signer states a size of a micro-batch that no signer outside ``liars``
+        states."""
         rows = self._rows[index]
         others = {row[0] for peer, row in rows.items() if peer not in liars}
         return signer in rows and rows[signer][0] not in others
@@ -325,9 +326,9 @@ class _Settling:
         return rest == 0 or (rest > 0 and unknown > 0)
 
     def _settle_sum(self) -> None:
-        """Where the sizes do not sum to the epoch's tokens although nobody contradicts another,
-        leave those unsigned that only one signer knows, or the whole epoch. A signer is named if
-        only its word explains the sum."""
+        """Handle sizes that do not sum to the epoch's tokens although no two signers contradict
+        each other: leave the micro-batches unsigned that only one signer states, or the whole
+        epoch. A signer is named if only its statement can explain the sum."""
         if self._fits_without(()):
             return
         account = self._account
@@ -359,7 +360,7 @@ class _Settling:
                 rows.pop(signer, None)
 
     def _clear(self, indices: Iterable[int]) -> None:
-        """Believe nobody about these micro-batches."""
+        """Discard all statements about these micro-batches."""
         for index in indices:
             self._rows[index].clear()
             self._cleared.add(index)
@@ -382,7 +383,7 @@ class _Settling:
             by_plan = planned.get(stage)
             found = workers.get(stage, [])
             if found and by_plan not in found:
-                # The planned peer may say that it did the work; a replacement says so alone.
+                # The planned peer may claim the work in its statement; a replacement has to.
                 found = sorted({*found, *(p for p in rows if self._stage[p] == stage)})
             if by_plan is None:
                 account.left_out[stage] += tokens
@@ -447,8 +448,8 @@ class _Settling:
     # ----------------------------------------------------------- the sum
 
     def _close(self, known: int, unknown: Sequence[int]) -> None:
-        """Account for the micro-batches without a size: together they are the rest of the
-        epoch."""
+        """Account for the micro-batches without a size: together they have the remaining tokens of
+        the epoch."""
         account = self._account
         rest = account.tokens - known
         if not rest:
@@ -466,7 +467,7 @@ class _Settling:
 
 
 def _sizes(rows: Mapping[PeerId, Row]) -> set[int]:
-    """The sizes of a micro-batch, as its signers say."""
+    """The sizes of a micro-batch that its signers state."""
     return {tokens for tokens, _, _ in rows.values()}
 
 

@@ -11,8 +11,8 @@ signature proves all earlier ones in a row.
 Records are loaded once to find their epochs, and once more when their epoch is audited: a file may
 inflate to more than fits into memory.
 
-Voters are whom the plan names. Anybody can make up a history with voters of their own, so files
-have an order: of two histories of one epoch, the one in the earlier file counts.
+The plan names its voters. Anybody can make up a history with voters of their own, so files have an
+order: of two histories of one epoch, the one in the earlier file counts.
 """
 
 from collections import Counter
@@ -34,7 +34,7 @@ Key = tuple[CellId, Version]
 
 
 class Source(Protocol):
-    """A record, or a place that it is loaded from."""
+    """A record, or a place from which it is loaded."""
 
     def load(self) -> EpochRecord:
         """The record."""
@@ -44,9 +44,9 @@ class Source(Protocol):
 @dataclass
 class RunAudit:
     """The audit of one run. ``accounts``: of certified epochs, in their order; ``rows``: number of
-    rows of them in which each epoch starts from the version that the one before made; ``open``:
-    tokens of epochs that no certificate proves, which do not count; ``signatures``: that were
-    checked."""
+    unbroken sequences of epochs, each starting from the version that the previous one made;
+    ``open``: tokens of epochs that no certificate proves, which do not count; ``signatures``:
+    number of signatures that were checked."""
 
     run: str
     accounts: list[Account] = field(default_factory=list)
@@ -62,8 +62,7 @@ class RunAudit:
 
     @property
     def work(self) -> int:
-        """Committed tokens at all stages: what all receipts, unsigned and left-out tokens sum
-        to."""
+        """Committed tokens at all stages: the sum of receipts, unsigned and left-out tokens."""
         return sum(a.tokens * len(a.stages) for a in self.accounts)
 
     def receipts(self) -> Counter[PeerId]:
@@ -111,8 +110,8 @@ def audit(files: Iterable[Iterable[Source]], check: CheckSignature) -> dict[str,
 
 @dataclass
 class _Found:
-    """An epoch as it was found: ``file``: number of the first file that has it; ``claimed``: tokens
-    that records say; ``sources``: of its records."""
+    """An epoch as records describe it. ``file``: number of the first file that has it; ``claimed``:
+    numbers of tokens that the records state; ``sources``: sources of its records."""
 
     file: int
     number: int
@@ -130,8 +129,7 @@ class _Epoch:
     dropped: tuple[int, ...]
     claimed: set[int]
     certificates: dict[Hashable, Certificate] = field(default_factory=dict)
-    """Certificates by their proofs: of one version, several files order the ballots
-    differently."""
+    """Certificates by their proofs. Files may order the ballots of one version differently."""
     signed: dict[PeerId, dict[Signed, None]] = field(default_factory=dict)
     """Statements by the signers that they name, each once."""
 
@@ -145,15 +143,15 @@ class _Auditing:
         self._audit = RunAudit(run)
         self._found: dict[Key, _Found] = {}
         self._proven: dict[Key, int] = {}
-        """Versions that a counted epoch starts from, each with the tokens that its plan says were
-        counted before."""
+        """Versions from which a counted epoch starts, each with the number of tokens counted
+        before, by its plan."""
         self._counted: dict[tuple[CellId, int], Version] = {}
         """The version that counts, of each epoch of a cell."""
         self._vouched: dict[PeerId, set[bytes]] = {}
         """Hashes of statements that a checked statement of the same signer names."""
 
     def add(self, file: int, source: Source, record: EpochRecord) -> None:
-        """Take a record of a file into the audit; ``source``: it is loaded from there again."""
+        """Take a record of a file into the audit. It will be loaded again from ``source``."""
         plan = record.plan
         key = (plan.cell_id, record.made)
         found = self._found.get(key)
@@ -164,7 +162,7 @@ class _Auditing:
 
     @staticmethod
     def _together(found: _Found) -> _Epoch:
-        """All that the records of an epoch say."""
+        """The content of all records of an epoch."""
         first = found.sources[0].load()
         epoch = _Epoch(first.plan, first.made, first.dropped, found.claimed)
         for source in found.sources:
@@ -191,8 +189,8 @@ class _Auditing:
         return a
 
     def _rank(self, key: Key) -> tuple[int, bool, Key]:
-        """Order of the histories of one epoch: by their files, in one file first the history that
-        more epochs were built on."""
+        """Sort key for the histories of one epoch: the earlier file first; within a file, the
+        history on which more epochs were built."""
         return self._found[key].file, key not in self._proven, key
 
     def _audit_epoch(self, key: Key, epoch: _Epoch) -> None:
@@ -243,10 +241,10 @@ class _Auditing:
     def _tokens(
         self, epoch: _Epoch, until: int | None, statements: Mapping[PeerId, Statement]
     ) -> int:
-        """Tokens that the epoch counted. ``until``: tokens that were counted until its end, as the
-        certified plan says that starts from its version. Without one the statements of members of
-        the plan say it, by most of them, and without statements the records. The least of several
-        numbers counts that are said equally often."""
+        """Number of tokens that the epoch counted. ``until``: number of tokens counted until its
+        end, from the certified plan that starts from its version. Without such a plan, the number
+        that most members of the plan state counts; without statements, the number in most records.
+        If several numbers are equally frequent, the least counts."""
         tokens = min(epoch.claimed)
         members = {m.peer for m in epoch.plan.members}
         said = Counter(

@@ -30,11 +30,13 @@ FILE_BYTES = 16 << 20
 MOST_FILE = 256 << 20
 """Bytes of the largest file that is read."""
 LOST = 4
-"""Bytes that are compared in vain, for each byte of a file, until the rest of it is given up."""
+"""Bytes compared without finding a record, for each byte of a file, until the rest of the file is
+given up."""
 LOST_LEAST = 64 << 20
-"""Bytes that are compared in vain in a small file."""
+"""Lower bound on that limit, in bytes, for small files."""
 MARK_COST = 1 << 10
-"""Bytes whose comparison takes as long as looking at a mark that begins no record."""
+"""Number of bytes that are charged for a mark that begins no record: comparing them takes as
+long."""
 
 
 class Book(Protocol):
@@ -47,7 +49,7 @@ class Book(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """Bytes of a file that are no whole record: the first one, and how many."""
+    """Bytes of a file that are no whole record: offset of the first byte, and their number."""
 
     at: int
     nbytes: int
@@ -91,8 +93,9 @@ def framed(record: bytes) -> bytes:
 
 
 def records(raw: bytes) -> Iterator[bytes | Damage]:
-    """The records in the bytes of a file, and the damage between them, in order. In time linear in
-    the file's bytes: where too many were compared in vain, the rest of the file is one damage."""
+    """The records in the bytes of a file, and the damage between them, in order. Takes time linear
+    in the file's bytes: after too many bytes compared without finding a record, the rest of the
+    file is one damage."""
     view = memoryview(raw)
     left = max(LOST_LEAST, LOST * len(raw))
     at = 0

@@ -62,8 +62,9 @@ class Pending:
 
 @dataclass(frozen=True)
 class Shares:
-    """Work since this peer started, in tokens at each stage: with receipts for this peer (``own``),
-    of all peers (``work``), and of this peer without a receipt (``unsigned``), over ``epochs``."""
+    """Work since this peer started, in tokens summed over stages: ``own`` with receipts for this
+    peer, ``work`` by all peers, ``unsigned`` by this peer without a receipt. ``epochs``: number of
+    epochs."""
 
     own: int = 0
     work: int = 0
@@ -235,7 +236,7 @@ class Credit:
         for each in good.keys() - set(record.signed):
             text = f"its statement of {len(each.said)} bytes has no room in the record"
             account.refuse(Ground.ROOM, each.peer, text)
-        # Also without a statement: the row of plans proves what the epochs before have counted.
+        # Also without a statement: the chain of plans proves the tokens of earlier epochs.
         return account, self._written(record)
 
     def _written(self, record: EpochRecord) -> str:

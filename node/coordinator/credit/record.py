@@ -1,6 +1,6 @@
-"""One record of a file of receipts: everything that shows what an epoch counted and by whose work.
-Pure. Enters: values of an epoch, or the bytes of a record from anybody. Leaves: bytes, or values
-within bounds. Never: a signature's check."""
+"""One record of a file of receipts: everything that proves the tokens that an epoch counted, and
+the work of each peer in it. Pure. Enters: values of an epoch, or the bytes of a record from
+anybody. Leaves: bytes, or values within bounds. Never: a signature's check."""
 
 import zlib
 from collections.abc import Callable, Iterable
@@ -112,8 +112,8 @@ class EpochRecord:
 
 
 class Stored:
-    """A record as its bytes: a plan takes many times their room. ``record``: the same, which is
-    given out once."""
+    """A record as bytes, because a parsed plan takes many times their memory. ``record``: the
+    parsed record, which is handed out once."""
 
     def __init__(self, raw: bytes, record: EpochRecord) -> None:
         self._raw = raw
@@ -134,7 +134,8 @@ def _statements(signed: Iterable[Signed]) -> bytes:
 
 
 def _inflated(packed: bytes) -> bytes:
-    """The bytes of a plan. Raises WireError for what is not compressed, or too large."""
+    """The bytes of a plan. Raises WireError for bytes that are not compressed, or whose plan is too
+    large."""
     inflating = zlib.decompressobj()
     try:
         raw = inflating.decompress(packed, PLAN + 1)

@@ -1,4 +1,4 @@
-"""Connects the parts of forward-only work."""
+"""Assembly of the parts of forward-only work."""
 
 from node.core.journey import Hop
 from node.pipeline.forward_only.jobs import ForwardJobs

@@ -109,7 +109,7 @@ class ForwardRequests:
     async def continue_text(
         self, hops: tuple[Hop, ...], number: int, past: int, tokens: Tensor
     ) -> tuple[Tensor, bool]:
-        """As :meth:`Pipeline.text_logits`."""
+        """Continue a text, as :meth:`Pipeline.text_logits` does."""
         length = len(tokens)
         if not hops or not 1 <= length <= self._shape.length:
             raise ValueError(f"no turn of {len(hops)} hops and {length} tokens")
@@ -137,7 +137,8 @@ class ForwardRequests:
         return logits, kept == len(hops)
 
     def lost(self, caller: PeerId, note: pb.LostNote) -> bool:
-        """A hop of a text says that it cannot go on. Returns False if nobody waits for the text."""
+        """Handle a hop's note that a text cannot go on there. Returns False if nobody waits for the
+        text."""
         waiting = self._waiting.get((pb.GENERATE, note.index))
         if waiting is None or waiting.back.done() or caller not in waiting.peers:
             return False
@@ -214,7 +215,7 @@ class ForwardRequests:
         await say(context, pb.DONE)
 
     def close(self) -> None:
-        """Nobody will answer any more."""
+        """End all waits: nobody will answer any more."""
         for waiting in self._waiting.values():
             waiting.back.cancel()
         self._jobs.close()

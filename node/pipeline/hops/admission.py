@@ -1,4 +1,5 @@
-"""Lets the frames of training in: asks the machine about a head, and waits where that helps."""
+"""Admission of training frames: asks the state machine about the head of a frame, and waits for a
+plan or for room in the stash where that helps."""
 
 import asyncio
 
@@ -12,13 +13,13 @@ from node.pipeline.hops.keeper import StashKeeper
 from node.pipeline.hops.planned import PlannedWork
 
 ROOM_WAIT = 0.25
-"""Share of a hop's time that a patient frame may wait for room; the rest is for the tensor and the
-work."""
+"""Fraction of a hop's time that a patient frame may wait for room. The rest is for the tensor and
+the computation."""
 
 
 class Admission:
-    """The wait of a frame before its tensor is read. ``plan_wait_s``: seconds that a frame which is
-    ahead of the plan waits for it."""
+    """The check of a frame before its tensor is read. ``plan_wait_s``: seconds that a frame waits
+    for its plan, if the plan has not arrived yet."""
 
     def __init__(
         self,
@@ -38,8 +39,9 @@ class Admission:
         self._plan_wait_s = plan_wait_s
 
     async def ask(self, way: Direction, caller: PeerId, incoming: Incoming) -> tuple[Answer, int]:
-        """(the machine's answer to a head, bytes to reserve in the stash). For a bounded time a
-        frame that is ahead of the plan waits for it, and a patient one for room."""
+        """Return (the machine's answer to a head, bytes to reserve in the stash). A frame whose
+        plan has not arrived waits for the plan, and a patient frame waits for room; both waits are
+        bounded."""
         planned = self._planned
         claim = incoming.claim
         answer = Answer(Say.AWAIT_PLAN)

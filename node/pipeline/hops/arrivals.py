@@ -1,4 +1,5 @@
-"""Frames of training as they arrive: asked of the machine, read into the stash, answered."""
+"""Arrival of training frames: the machine decides about each, its tensor is read into the stash,
+its sender gets receipts."""
 
 from typing import Any
 
@@ -19,7 +20,7 @@ from protos import pipeline_pb2 as pb
 
 
 class Arrivals:
-    """Takes the frames of micro-batches of the plan."""
+    """Receives the frames of the plan's micro-batches."""
 
     def __init__(
         self,
@@ -43,8 +44,8 @@ class Arrivals:
         self._streams = streams
 
     async def take(self, way: Direction, caller: PeerId, incoming: Incoming, context: Any) -> None:
-        """Take one frame of ``caller``, and send its receipts. Raises WireError for a bad tensor,
-        and TimeoutError."""
+        """Receive one frame of ``caller``, and send its receipts. Raises WireError for a bad
+        tensor, and TimeoutError if the tensor does not arrive within a hop's time."""
         planned = self._planned
         driver = self._driver
         claim = incoming.claim
@@ -88,7 +89,7 @@ class Arrivals:
                 outcome = driver.outcome(claim.key, way)
                 try:
                     # Sent before the work begins: the sender counts its share at ACCEPTED, and the
-                    # end of this very work may be what closes the epoch.
+                    # end of this work may close the epoch.
                     await say(context, pb.ACCEPTED, waited_s=waited)
                 finally:
                     driver.carry_out(rest)

@@ -1,4 +1,4 @@
-"""Connects the parts of a hop: the only file that knows which part needs which."""
+"""Assembly of the parts of a hop: the only file that knows which part needs which."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ from node.pipeline.visit_buffers import StageMath
 
 @dataclass(frozen=True, slots=True)
 class Hops:
-    """The parts that take the tensors of a plan from hop to hop."""
+    """The parts that carry the tensors of a plan from hop to hop."""
 
     driver: MachineDriver
     planned: PlannedWork
@@ -57,8 +57,9 @@ def connect(
     usual_s: float,
     act: Callable[[Action], None],
 ) -> Hops:
-    """Make the parts around ``machine``. ``stash_bytes``: limit of the stash, 0 for the usual one.
-    ``usual_s``: as :class:`Deadlines` has it. ``act`` carries out one action of the machine."""
+    """Make the parts around ``machine``. ``stash_bytes``: limit of the stash in bytes, 0 for the
+    default limit. ``usual_s``: seconds, as in :class:`Deadlines`. ``act`` carries out one action of
+    the machine."""
     clock = host.clock
     driver = MachineDriver(machine, clock, act)
     planned = PlannedWork(host.me, machine, shape, math)
@@ -87,7 +88,8 @@ def connect(
 def called_side(
     host: Host, hops: Hops, forward_only: ForwardOnly, *, plan_wait_s: float
 ) -> Inbound:
-    """Make the service that other peers call."""
+    """Make the service that other peers call. ``plan_wait_s``: seconds, as in
+    :class:`Admission`."""
     driver = hops.driver
     planned = hops.planned
     stash = hops.stash

@@ -1,4 +1,4 @@
-"""Calls of other peers' Pipeline services, within a hop's time each."""
+"""Calls to the Pipeline services of other peers; each ends within a hop's time."""
 
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -16,19 +16,20 @@ from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import PipelineStub
 
 WAITED = 0.5
-"""Share of the time to ACCEPTED. If the receiver waited longer than that, much of the tensor had
-arrived meanwhile, and the rest of the time says little about the connection."""
+"""Fraction of the time to ACCEPTED. If the receiver waited for room or a plan longer than this
+fraction, much of the tensor had arrived meanwhile, and the time says little about the
+connection."""
 
 Ended = tuple[Trouble | None, str]
-"""End of a stream: (None, "") for DONE, else the trouble and its reason."""
+"""End of a stream: (None, "") after DONE, else the trouble and its reason."""
 
 
 class AlreadyThere(PeerFault):
-    """The peer has the gradient of the activation we asked for."""
+    """The peer already has the gradient for the activation that was asked of it."""
 
 
 class PeerCalls:
-    """The calling side of the service. Every call ends within ``hop_s``."""
+    """The calling side of the service. Every call ends within :attr:`Deadlines.hop_s` seconds."""
 
     def __init__(self, host: Host, deadlines: Deadlines) -> None:
         self._transport = host.transport
@@ -44,9 +45,9 @@ class PeerCalls:
         nbytes: int,
         accepted: Callable[[float | None], None],
     ) -> Ended:
-        """Stream one frame and wait for DONE; ``accepted`` is called at ACCEPTED with the seconds
-        that the transfer took, None where that is not known. Never raises for the peer's
-        failures."""
+        """Stream one frame of ``nbytes`` bytes and wait for DONE. ``accepted`` is called at
+        ACCEPTED with the seconds that the transfer took, or None if they are not known. A failure
+        of the peer is returned as Trouble.FAILED and never raised."""
         name = "Forward" if way is Direction.FORWARD else "Backward"
         try:
             async with self.call(peer, name, messages) as call:
@@ -55,14 +56,15 @@ class PeerCalls:
             return Trouble.FAILED, e.reason
 
     async def tell(self, peer: PeerId, name: str, note: pb.LostNote | pb.CountedNote) -> None:
-        """Raises PeerFault when the peer cannot be told."""
+        """Send a note to the method ``name`` of the peer's service. Raises PeerFault if the peer
+        does not answer."""
         async with self.call(peer, name, note) as call:
             await call
 
     @asynccontextmanager
     async def call(self, peer: PeerId, name: str, request: object) -> AsyncIterator[Any]:
-        """A context manager around one call, which ends with the block. Raises AlreadyThere and
-        PeerFault."""
+        """A context manager around one call, which ends with the block. Raises AlreadyThere if the
+        peer answers so, and PeerFault for every other failure."""
         transport = self._transport
         call = None
         async with answers(peer, self._deadlines.hop_s):

@@ -1,11 +1,12 @@
-"""News for the frames that wait: another plan, or more room in the stash."""
+"""Signal to waiting frames: there is another plan, or more room in the stash."""
 
 import asyncio
 
 
 class Changes:
-    """One event for all that wait. Each change sets it and puts a new one in its place, so that a
-    frame that waits takes the event before it looks at the plan and the room."""
+    """One event for all waiting frames. Each change sets the event and puts a new one in its place.
+    A waiter takes the event before it looks at the plan and the room, so that it misses no
+    change."""
 
     def __init__(self) -> None:
         self.event = asyncio.Event()

@@ -1,4 +1,5 @@
-"""The machine of a pipeline among its effects: events in, actions carried out, waiters told."""
+"""Driver of the pipeline's state machine: hands it events, has its actions carried out, and
+resolves the futures of waiting calls."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -11,7 +12,7 @@ Waiter = asyncio.Future[tuple[bool, str]]
 
 
 class MachineDriver:
-    """Gives the machine its events. ``act`` carries out one action."""
+    """Hands events to the state machine. ``act`` carries out one action."""
 
     def __init__(
         self, machine: PipelineMachine, clock: Clock, act: Callable[[Action], None]
@@ -23,8 +24,8 @@ class MachineDriver:
         self._waiters: dict[tuple[Key, Direction], list[Waiter]] = {}
 
     def handle(self, event: Event) -> Answer:
-        """Give the machine an event, carry out its actions, and return its answer; where the event
-        has none, a refusal."""
+        """Hand an event to the machine, carry out its actions, and return its answer. If the
+        machine gives no answer, return a refusal."""
         actions = self.machine.handle(event, self._clock.now())
         self._handled.set()
         self.carry_out(action for action in actions if not isinstance(action, Answer))
@@ -34,7 +35,8 @@ class MachineDriver:
         )
 
     def carry_out(self, actions: Iterable[Action]) -> None:
-        """Carry out the machine's decisions, except for answers, which are their caller's."""
+        """Carry out actions of the machine. There must be no answer among them: an answer goes to
+        the caller of :meth:`handle`."""
         for action in actions:
             self._act(action)
 
@@ -44,7 +46,7 @@ class MachineDriver:
         await self._handled.wait()
 
     def outcome(self, key: Key, way: Direction) -> Waiter:
-        """A future of (DONE or not, reason) for the peer that sent this tensor."""
+        """A future of (True for DONE, reason) for the peer that sent this tensor."""
         waiter: Waiter = asyncio.get_running_loop().create_future()
         if self.machine.told(key, way):
             waiter.set_result((True, ""))
@@ -55,7 +57,7 @@ class MachineDriver:
         return waiter
 
     def resolve(self, key: Key, way: Direction, done: bool, reason: str) -> None:
-        """Tell those that wait for the :meth:`outcome` of a tensor."""
+        """Resolve the futures that :meth:`outcome` returned for a tensor."""
         for waiter in self._waiters.pop((key, way), ()):
             if not waiter.done():
                 waiter.set_result((done, reason))

@@ -1,4 +1,4 @@
-"""Fetches the input of a visit that takes a dead replica's place."""
+"""Fetch of the input for a visit that replaces the visit of a dead replica."""
 
 import asyncio
 
@@ -43,13 +43,13 @@ class Fetcher:
         self._asking: dict[PeerId, set[asyncio.Timeout]] = {}
 
     def gone(self, peer: PeerId) -> None:
-        """``peer`` is dead: inputs that were asked of it are asked of another peer. (The machine
-        sends frames anew.)"""
+        """End the requests to a dead peer; their inputs are then requested from another peer. (The
+        machine itself sends frames anew.)"""
         for patience in self._asking.pop(peer, ()):
             patience.reschedule(asyncio.get_running_loop().time())
 
     async def fetch(self, action: ev.Fetch) -> None:
-        """Get the input of a visit from the first of its peers that gives it."""
+        """Get the input of a visit from the first peer of ``action.peers`` that has it."""
         machine = self._driver.machine
         stash = self._stash
         key = action.key
@@ -86,8 +86,8 @@ class Fetcher:
     async def _ask(
         self, peer: PeerId, key: Key, skipped: tuple[int, ...], plan_hash: str
     ) -> FrameReader:
-        """The input of ``key`` from the hop before it. Raises AlreadyThere, PeerFault, or WireError
-        for a bad tensor."""
+        """Request the input of ``key`` from the hop before it. Raises AlreadyThere if that hop has
+        the gradient already, PeerFault if it does not answer, and WireError for a bad tensor."""
         if peer in self._driver.machine.suspects.gone:
             raise PeerFault(peer, "it is dead")
         shape = self._planned.shape_of(key.index)

@@ -1,4 +1,4 @@
-"""Gives the output of a visit to a peer that takes a dead replica's place."""
+"""Answer to a fetch: sends the output of a visit to a peer that replaces a dead replica."""
 
 from typing import Any
 
@@ -32,7 +32,8 @@ class Giver:
         self._streams = streams
 
     async def give(self, caller: PeerId, request: pb.FetchInput, context: Any) -> None:
-        """Send the wanted input to ``caller``, or end the call with a status."""
+        """Send the requested input to ``caller``, or end the call with a status: ALREADY_EXISTS if
+        its gradient is here, DEADLINE_EXCEEDED if it is not read in time, NOT_FOUND otherwise."""
         asked = Asked(
             request.epoch,
             request.plan_hash,
@@ -50,16 +51,16 @@ class Giver:
             given = answer.say is Say.TAKE and await self._send(key, request, caller, context)
         except TimeoutError:
             late = True
-        # Only now: the exception kept the sent tensor alive. The call ends when its peer has read
-        # or is gone.
+        # Not inside the handler: the exception keeps the sent tensor alive, and the call ends only
+        # when its peer has read it or is gone.
         if late:
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, "not read in time")
         elif not given:
             await context.abort(grpc.StatusCode.NOT_FOUND, answer.reason or "freed")
 
     async def _send(self, key: Key, request: pb.FetchInput, caller: PeerId, context: Any) -> bool:
-        """Send the output of a visit. Returns False if it is not here any more. Raises TimeoutError
-        if the peer does not read it within a hop's time."""
+        """Send the output of a visit. Returns False if the output was freed. Raises TimeoutError if
+        the peer does not read it within a hop's time."""
         work = self._stash.get(key)
         output = None if work is None else work.output  # may be freed while it is sent
         if work is None or output is None:

@@ -1,4 +1,5 @@
-"""The called side of the Pipeline service: parse, check, hand on to the part that answers."""
+"""The called side of the Pipeline service: parses and checks a request, and hands it to the part
+that answers."""
 
 import asyncio
 from typing import Any, Protocol
@@ -18,7 +19,7 @@ from protos.pipeline_pb2_grpc import PipelineServicer
 
 
 class ForwardOnly(Protocol):
-    """Takes what belongs to no micro-batch of a plan."""
+    """Receiver of frames that belong to no micro-batch of a plan."""
 
     async def receive(
         self, way: Direction, caller: PeerId, incoming: Incoming, context: Any
@@ -26,12 +27,13 @@ class ForwardOnly(Protocol):
         """Handle a forward-only frame from ``caller``. Raises WireError for a malformed frame."""
 
     def lost(self, caller: PeerId, note: pb.LostNote) -> bool:
-        """A hop of a text says that it cannot go on. Returns False if nobody waits for the text."""
+        """Handle a hop's note that a text cannot go on there. Returns False if nobody waits for the
+        text."""
         ...
 
 
 class Inbound(PipelineServicer):
-    """The service that other peers call. Keeps nothing."""
+    """The service that other peers call. It holds no state of a call."""
 
     def __init__(
         self,

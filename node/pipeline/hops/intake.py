@@ -1,4 +1,4 @@
-"""Reads the tensors that other peers send, and takes them to the device."""
+"""Intake of tensors that other peers send: reads them and copies them to the device."""
 
 from collections.abc import Callable
 from functools import partial
@@ -11,13 +11,14 @@ from node.pipeline.visit_buffers import StageMath
 from protos import pipeline_pb2 as pb
 
 SHORT = 1 << 20
-"""Bytes of bf16, fp16 or fp32 whose norm is taken on the event loop: 0.05 to 0.15 ms, about as much
-as the way to another thread and back."""
+"""Size in bytes up to which the norm of a bf16, fp16 or fp32 tensor is computed on the event loop:
+that takes 0.05 to 0.15 ms, about as much as handing it to another thread."""
 
 
 class FrameIntake:
     """Reads the content of a frame after its head, into memory from which ``math`` computes. When
-    it is there, its size is known and its numbers are on the device."""
+    :meth:`read` returns a long tensor, its norm is known. With concurrent lanes its numbers are on
+    the device, if the device has memory for them."""
 
     def __init__(self, host: Host, shape: FrameShape, math: StageMath) -> None:
         self._host = host
@@ -35,10 +36,10 @@ class FrameIntake:
         loss_mask: bool = False,
         wire: str = "",
     ) -> FrameReader:
-        """The content of a frame of ``caller``: a tensor of ``shape``, ``masked`` with the ends of
-        documents in it, ``loss_mask`` with the number of tokens that are not trained on. ``read``
-        gives the next message. ``wire``: the format that must come, the run's by default. Raises
-        WireError."""
+        """Read the content of a frame of ``caller``: a tensor of ``shape``, with ``masked`` also
+        the ends of the documents in it, with ``loss_mask`` also the number of tokens that are not
+        trained on. ``read`` returns the next message. ``wire``: the number format that the frame
+        must have; the run's format if empty. Raises WireError for any other content."""
         locked = self._math.on_gpu
         reader = FrameReader(
             head, shape, wire or self._shape.wire, masked, loss_mask, locked=locked

@@ -1,4 +1,4 @@
-"""Puts whole tensors into the stash, and gives up those past their deadline."""
+"""Keeper of the stash: puts complete tensors into it, and frees entries past their deadline."""
 
 import asyncio
 
@@ -15,7 +15,7 @@ from node.pipeline.visit_buffers import VisitBuffers
 
 
 class StashKeeper:
-    """The way into the stash for a peer's tensors, and the end of entries that nobody asks for."""
+    """Puts the tensors of peers into the stash, and frees entries that nobody asks for any more."""
 
     def __init__(
         self,
@@ -38,8 +38,9 @@ class StashKeeper:
     def take(
         self, event: TensorReceived, stage: int, reader: FrameReader, deadline_s: float
     ) -> tuple[Answer, list[Action]]:
-        """Put a whole tensor into the stash unless its numbers are unfit. ``stage``: its sender's.
-        Returns the answer, and the actions to carry out after the answer was sent."""
+        """Put a complete tensor into the stash, unless the guard objects to its numbers. ``stage``:
+        the stage of its sender. Returns the answer, and the actions to carry out after the answer
+        was sent."""
         key = event.claim.key
         if objection := self._guard.objection(event.way, stage, event.caller, key.index, reader):
             return Answer(Say.REFUSED, objection), []
@@ -65,14 +66,16 @@ class StashKeeper:
                 stash.recharge(key, work.nbytes + reader.nbytes)
             else:
                 work.input = reader
-                if planned.at_origin(key):  # the loss needs the targets of where it began
+                if planned.at_origin(
+                    key
+                ):  # the loss needs the targets, which were kept at its first hop
                     start = stash.get(Key(key.epoch, key.index, 0))
                     work.targets = None if start is None else start.targets
         return answer, rest
 
     def make_room(self, nbytes: int, origin: PeerId | None = None) -> bool:
-        """Return True if the stash takes ``nbytes`` more of ``origin``; work past its deadline
-        makes way."""
+        """Return True if the stash takes ``nbytes`` more bytes of ``origin``. Entries past their
+        deadline are freed for them."""
         if self._stash.room(nbytes, origin):
             return True
         for key in self._stash.expired(self._clock.now()):
@@ -80,8 +83,8 @@ class StashKeeper:
         return self._stash.room(nbytes, origin)
 
     def slots(self) -> int:
-        """Micro-batches of the plan that the stash takes at once; 0 when the size of one is not
-        known yet."""
+        """Number of the plan's micro-batches that the stash takes at once; 0 while the size of a
+        micro-batch is not known."""
         cost = self._planned.first_cost()
         if not cost:
             return 0
@@ -93,14 +96,14 @@ class StashKeeper:
             self._sweeping = asyncio.get_running_loop().call_later(wait_s, self._sweep)
 
     def _sweep(self) -> None:
-        """Give up what nobody has asked for a hop's time after its deadline."""
+        """Expire entries whose deadline was a hop's time ago."""
         self._sweeping = None
         for key in self._stash.expired(self._clock.now() - self._deadlines.hop_s):
             self._driver.handle(Expired(key))
         self._sweep_later()
 
     def stop(self) -> None:
-        """End the timer, which holds this object."""
+        """Cancel the timer, which keeps this object alive."""
         if self._sweeping is not None:
             self._sweeping.cancel()
             self._sweeping = None

@@ -1,4 +1,5 @@
-"""Notes to origins about lost work, and notes of an origin about the shares that count."""
+"""Notes to an origin about lost micro-batches, and notes of an origin about the gradient shares
+that count."""
 
 import asyncio
 
@@ -11,14 +12,14 @@ from node.pipeline.machine import PipelineMachine
 from protos import pipeline_pb2 as pb
 
 NOTE_TRIES = 3
-"""Tries to tell a hop that its share counts: if the note does not arrive the share is lost, which
+"""Attempts to tell a hop that its share counts. A share whose note does not arrive is lost, which
 is worth a retry and not a long wait."""
 NOTE_PAUSE_S = 0.2
-"""Seconds between two of these tries."""
+"""Pause after the first attempt, in seconds; it grows by as much with each further attempt."""
 
 
 class Notes:
-    """Writes the notes; keeps the names that wait for the next one to a peer."""
+    """Sends the notes, and keeps the micro-batches that the next note to each peer will name."""
 
     def __init__(self, host: Host, calls: PeerCalls, machine: PipelineMachine) -> None:
         self._host = host
@@ -28,11 +29,11 @@ class Notes:
         self._naming: set[PeerId] = set()
 
     def forget(self) -> None:
-        """Another plan is in force."""
+        """Forget the micro-batches of the former plan."""
         self._names.clear()
 
     async def tell_origin(self, key: Key, origin: PeerId, reason: str) -> None:
-        """Tell the origin that nobody can finish this micro-batch. An origin that does not hear it
+        """Tell the origin that nobody can finish this micro-batch. If the note is lost, the origin
         finds out by its own time-out."""
         telemetry = self._host.telemetry
         plan = self._machine.plan
@@ -47,8 +48,8 @@ class Notes:
                 telemetry.emit("origin-silent", str(e), "debug", index=key.index)
 
     async def tell_text_lost(self, origin: PeerId, index: int, reason: str) -> None:
-        """Tell the origin of a text that it cannot go on here. An origin that does not hear it
-        finds out by its own time-out."""
+        """Tell the origin of a text that the text cannot go on here. If the note is lost, the
+        origin finds out by its own time-out."""
         note = pb.LostNote(index=index, reason=reason[:200], purpose=pb.GENERATE)
         try:
             await self._calls.tell(origin, "Lost", note)
@@ -57,7 +58,7 @@ class Notes:
 
     def tell_counted(self, index: int, peers: tuple[PeerId, ...]) -> None:
         """Tell the hops that their shares of a micro-batch count. One note to a peer is under way
-        at a time; further names for it travel together in the next note."""
+        at a time; the micro-batches that finish meanwhile are named together in the next note."""
         for peer in peers:
             self._names.setdefault(peer, []).append(index)
             if peer not in self._naming:

@@ -1,4 +1,4 @@
-"""Sizes, number formats and places of the micro-batches in the plan in force."""
+"""Sizes, number formats and positions of the micro-batches in the plan in force."""
 
 from node.core.ids import PeerId
 from node.pipeline.events import Direction, Key
@@ -9,8 +9,8 @@ from node.pipeline.visit_buffers import StageMath
 
 
 class PlannedWork:
-    """Answers about planned micro-batches as this peer sees them: the plan is the machine's, the
-    size of a graph is as ``math`` has measured it."""
+    """Properties of planned micro-batches at this peer. The plan comes from ``machine``; ``math``
+    has measured the sizes of autograd graphs."""
 
     def __init__(
         self, me: PeerId, machine: PipelineMachine, shape: FrameShape, math: StageMath
@@ -26,9 +26,9 @@ class PlannedWork:
         return (len(path.samples) if path else 0, self.shape.length, self.shape.width)
 
     def cost(self, index: int, *, graph: bool = True) -> int:
-        """Bytes one micro-batch keeps here: its input, its output, and its autograd graph once its
-        size is known. Without ``graph``: for a micro-batch back at its origin, because its graph is
-        counted where it began."""
+        """Bytes that one micro-batch keeps here: its input, its output, and its autograd graph once
+        the size of the graph is known. ``graph`` is False for a micro-batch that is back at its
+        origin: its graph was counted at its first hop."""
         shape = self.shape_of(index)
         kept = self._math.graph_bytes.get(shape, 0) if graph else 0
         return self.shape.kept(shape[0], shape[1]) + kept
@@ -45,8 +45,8 @@ class PlannedWork:
         return self.cost(index)
 
     def wire_of(self, index: int, position: int, way: Direction) -> str:
-        """Number format in which the hop at ``position`` sends its tensor of ``way``: the same for
-        its sender and its receiver, whoever has taken a hop's place."""
+        """Number format in which the hop at ``position`` sends its tensor of ``way``. Sender and
+        receiver get the same answer, also when another replica has replaced a hop."""
         path = self._machine.paths.get(index)
         plan = self._machine.plan
         if plan is None or path is None:

@@ -11,14 +11,15 @@ from node.transport.port import TransportPort
 
 
 class Telemetry(Protocol):
-    """Reports of the pipeline: a port that the daemon fills. Never blocks, never raises."""
+    """Port for the reports of the pipeline; the daemon implements it. Its methods never block and
+    never raise."""
 
     def spent(self, kind: str, seconds: float) -> None:
-        """Seconds of ``compute`` (device busy), ``wire`` (first byte to ACCEPTED) or ``wait``
+        """Count seconds of ``compute`` (device busy), ``wire`` (first byte to ACCEPTED) or ``wait``
         (device idle inside an epoch)."""
 
     def emit(self, kind: str, text: str, level: str = "info", **fields: Any) -> None:
-        """One fact for the record."""
+        """Record an event."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Carries the frames that the machine sends to the next hop."""
+"""Sender of frames to the next hop, as the state machine orders."""
 
 import asyncio
 
@@ -15,14 +15,14 @@ from node.pipeline.timing import Timing
 from protos import pipeline_pb2 as pb
 
 PATIENT = 32
-"""Number of attempts under way up to which an attempt waits for room: each is a call that stays
-open, and a peer takes ``transport.peer_streams`` calls from another, of which its leader needs
-some."""
+"""Number of attempts under way up to which a further attempt asks its receiver to wait for room.
+Each one is a call that stays open; a peer takes only ``transport.peer_streams`` calls from another
+peer, and its leader needs some of them."""
 
 
 class Sender:
-    """The attempts to send: one for each visit and direction is under way at a time. Measures the
-    links as it sends."""
+    """Attempts to send, at most one at a time for each visit and direction. They measure the
+    links."""
 
     def __init__(
         self,
@@ -44,20 +44,20 @@ class Sender:
         self._sending: dict[tuple[Key, Direction], asyncio.Task[None] | asyncio.TimerHandle] = {}
 
     def send(self, action: ev.Send) -> None:
-        """Start an attempt in place of the one that may be under way."""
+        """Start an attempt, and cancel the former one if it is under way."""
         attempt = self._host.tasks.spawn(self._send(action), "send")
         self.cancel(action.key, action.way)
         self._sending[action.key, action.way] = attempt
 
     def later(self, key: Key, way: Direction, seconds: float) -> None:
-        """Ask the machine again after a pause."""
+        """Ask the machine again after ``seconds``."""
         self.cancel(key, way)
         self._sending[key, way] = asyncio.get_running_loop().call_later(
             seconds, self._retry, key, way
         )
 
     def cancel(self, key: Key, way: Direction) -> None:
-        """End the attempt under way."""
+        """Cancel the attempt under way."""
         if (task := self._sending.pop((key, way), None)) is not None:
             task.cancel()
 
@@ -108,7 +108,7 @@ class Sender:
         trouble, reason = await self._calls.stream(peer, way, messages, len(buffer), accepted)
         if machine.plan is not plan:
             return
-        # this task is at its end; the next attempt must not cancel it
+        # This task is about to end; the next attempt must not cancel it.
         self._sending.pop((key, way), None)
         if trouble is None:
             self._measure(claim.journey[action.position], began)

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 from node.pipeline.hops.deadlines import Deadlines
 
 AT_ONCE = 2
-"""Streams of one tensor between two peers: a sender has one, and a former one may not have ended
-here yet."""
+"""Streams of one tensor between two peers, at most: a sender has one, and its former one may not
+have ended here yet."""
 
 
 class OpenStreams:
@@ -23,8 +23,9 @@ class OpenStreams:
 
     @asynccontextmanager
     async def newest(self, what: Hashable) -> AsyncIterator[None]:
-        """Around the bytes of one tensor to or from one peer, within a hop's time; the oldest of
-        more than ``AT_ONCE`` streams of the same ends. Raises TimeoutError."""
+        """A context manager for the transfer of one tensor to or from one peer (``what``). With
+        more than ``AT_ONCE`` streams of the same ``what``, the oldest is ended. Raises TimeoutError
+        in a stream that is ended so, or that takes longer than a hop's time."""
         async with asyncio.timeout(self._deadlines.hop_s) as until:
             streams = self._open.setdefault(what, [])
             streams.append(until)

@@ -49,8 +49,8 @@ class TimerHandle:
 
 
 class VirtualTime:
-    """The queue. ``rng`` is where chance comes from; :meth:`halt` ends :meth:`run`, which raises
-    what halted it."""
+    """The queue. ``rng``: source of randomness; :meth:`halt` ends :meth:`run`, which raises the
+    error of the halt."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -71,7 +71,8 @@ class VirtualTime:
         loop: "ProcessLoop | None" = None,
         lost: Callable[[], object] | None = None,
     ) -> TimerHandle:
-        """Call it ``seconds`` from now, in the process of ``loop`` or in nobody's."""
+        """Call ``do`` after ``seconds`` of virtual time, in the process of ``loop``, or in no
+        process."""
         handle = TimerHandle(loop, do, args, lost)
         if seconds > 0:
             self._number += 1

@@ -298,7 +298,7 @@ class SimTransport:
             self.forget(peer)
 
     def count(self, peer: PeerId, sent: int = 0, received: int = 0, plane: str = "bulk") -> None:
-        """Nobody asks."""
+        """Do nothing: a simulated transport counts no bytes."""
 
     async def ping(self, peer: PeerId, timeout: float = 5.0) -> float:
         began = self.net.world.now

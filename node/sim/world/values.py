@@ -65,7 +65,7 @@ class Values(nn.Module):
 
 
 class ValueShare(dict[str, Tensor]):
-    """The gradients of one micro-batch, which knows of which samples."""
+    """The gradients of one micro-batch, with the samples that they are from."""
 
     samples: tuple[int, ...] = ()
 

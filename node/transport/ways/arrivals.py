@@ -1,6 +1,6 @@
-"""The TCP port at which connections arrive that were arranged over libp2p. Enters: connections of
-anybody. Leaves: the sockets that showed a ticket of this peer, each to the task that expects it;
-to others, on request, the address that their connection came from. Never: bytes behind the ticket.
+"""The TCP listener for connections that were arranged over libp2p. Enters: connections of anybody.
+Leaves: the sockets that showed a ticket of this peer, each to the task that expects it; to other
+peers, on request, the address that their connection came from. Never: bytes that follow the ticket.
 
 A ticket is 32 random bytes. This peer gives it to one proven peer over an encrypted libp2p stream,
 for one connection, and waits :data:`ARRIVE_S` seconds for it. A connection shows its ticket within
@@ -23,20 +23,20 @@ TICKET_BYTES = 32
 NO_TICKET = bytes(TICKET_BYTES)
 """Shown instead of a ticket by a peer that asks for the address its connection comes from."""
 SEEN_BYTES = 128
-"""Most bytes of that address, a multiaddr."""
+"""Upper bound on the bytes of that address, a multiaddr."""
 ARRIVE_S = 5.0
 """Seconds for an expected connection to arrive."""
 SHOW_S = 5.0
 """Seconds for a connection to show its ticket."""
 PLACES = 256
-"""Twice the number of connections that may be without their ticket at one time."""
+"""Twice the number of connections that may be open without having shown a ticket."""
 PLACES_EACH = 32
-"""The number of them that may come from one address."""
+"""Number of connections without a ticket that may come from one address."""
 BACKLOG = 128
 
 
 class Expected:
-    """A connection that shall arrive with ``ticket``."""
+    """A connection that is expected with ``ticket``."""
 
     def __init__(self, ticket: bytes) -> None:
         self.ticket = ticket
@@ -44,14 +44,15 @@ class Expected:
         self._taken = False
 
     async def arrival(self) -> socket.socket:
-        """The connection, which is the caller's from then on. Raises TimeoutError."""
+        """Wait for the connection; the caller then has to close it. Raises TimeoutError after
+        :data:`ARRIVE_S` seconds."""
         async with asyncio.timeout(ARRIVE_S):
             made = await asyncio.shield(self.came)
         self._taken = True
         return made
 
     def end(self) -> None:
-        """Close a connection that came and that nobody took."""
+        """Close the connection if it arrived and nobody took it."""
         if self.came.done() and not self._taken:
             self.came.result().close()
         self.came.cancel()
@@ -62,7 +63,7 @@ class Arrivals:
 
     def __init__(self) -> None:
         self.port = 0
-        """The TCP port; 0 before :meth:`start`, and where nothing listens."""
+        """The TCP port; 0 before :meth:`start`, and if nothing listens."""
         self._listener: socket.socket | None = None
         self._expected: dict[bytes, Expected] = {}
         self._places = Places[asyncio.Task[None]]("arrivals", PLACES, PLACES_EACH, lambda _: False)
@@ -142,8 +143,8 @@ class Arrivals:
 
 
 async def dial(host: str, port: int, ticket: bytes, timeout: float = ARRIVE_S) -> socket.socket:
-    """A connection to the port of a peer's arrivals that has shown its ticket. Raises OSError,
-    TimeoutError."""
+    """Connect to the arrivals of a peer and show the ticket. Raises OSError, and TimeoutError after
+    ``timeout`` seconds."""
     made = socket.socket(family_of(host))
     try:
         made.setblocking(False)
@@ -157,8 +158,8 @@ async def dial(host: str, port: int, ticket: bytes, timeout: float = ARRIVE_S) -
 
 
 async def seen_from(made: socket.socket) -> tuple[str, int] | None:
-    """Address and port from which a peer's arrivals see this connection to them, None for no
-    sensible answer. Raises OSError, TimeoutError."""
+    """Ask a peer's arrivals for the address and port from which this connection comes; None if the
+    answer makes no sense. Raises OSError, TimeoutError."""
     async with asyncio.timeout(SHOW_S):
         await say(made, NO_TICKET)
         said = await asyncio.get_running_loop().sock_recv(made, SEEN_BYTES)
@@ -166,7 +167,7 @@ async def seen_from(made: socket.socket) -> tuple[str, int] | None:
 
 
 async def read_exactly(made: socket.socket, count: int) -> bytes:
-    """The next ``count`` bytes, and none behind them. Raises OSError, EOFError at an early end."""
+    """Read exactly ``count`` bytes. Raises OSError, and EOFError if the connection ends before."""
     loop = asyncio.get_running_loop()
     got = bytearray()
     while len(got) < count:

@@ -46,7 +46,8 @@ ANSWER_S = 10.0
 SEE_OFF_S = 3.0
 ASKS_PER_S = 0.5
 ASKS_AT_ONCE = 6.0
-"""Questions of one peer that are answered: sustained rate, and burst."""
+"""Questions of one peer that are answered: ``ASKS_PER_S`` a second, and ``ASKS_AT_ONCE`` in a
+burst."""
 OBSERVERS = 2
 """Peers that are asked for the address of a port."""
 

@@ -1,4 +1,4 @@
-"""Two connected sockets joined into one connection. Enters: sockets. Leaves: bytes, moved by the
+"""Join of two connected sockets into one connection. Enters: sockets. Leaves: bytes, moved by the
 kernel where it can (``os.splice``). Never: their meaning, which is TLS between others."""
 
 import asyncio
@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from node.core.tasks import Tasks
 
 PIECE = 1 << 20
-"""Most bytes moved at once, and bytes that may wait in a pipe of the kernel, each direction."""
+"""Upper bound on the bytes moved at once, and size of the kernel's pipe for each direction, in
+bytes."""
 TURNS = 16
 """Pieces that one direction moves before the rest of the event loop has its turn, if neither end is
 ever waited for."""
@@ -19,7 +20,7 @@ LINGER_S = 5.0
 """Seconds for the second direction to end after the first one: gRPC ends both together."""
 
 Pay = Callable[[int], Awaitable[None]]
-"""Waits until this number of bytes may go on."""
+"""Waits until this number of bytes may be sent on."""
 
 
 async def join(
@@ -45,7 +46,7 @@ async def join(
 
 
 async def _pump(source: socket.socket, sink: socket.socket, pay: Pay | None, piece: int) -> None:
-    """Carry bytes one way until the source ends, and end the sink's direction then."""
+    """Carry bytes one way until the source ends, then shut down the sink's direction."""
     try:
         if hasattr(os, "splice"):
             await _splice(source, sink, pay, piece)
@@ -118,7 +119,7 @@ def _pipe(size: int) -> Iterator[tuple[int, int]]:
 
 
 async def _ready(end: socket.socket, writable: bool) -> None:
-    """Return when bytes can be read from a socket, or written to it."""
+    """Wait until bytes can be read from a socket, or with ``writable`` written to it."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
     add, remove = loop.add_reader, loop.remove_reader

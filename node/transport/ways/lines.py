@@ -75,9 +75,9 @@ class Connection:
     since: float
     via: PeerId = PeerId("")
     bypass: bool = False
-    """A socket carries the bytes past libp2p, which has arranged it."""
+    """True if a socket that libp2p arranged carries the bytes past it."""
     broken: bool = False
-    """The connection broke, and every listener has been told."""
+    """True if the connection broke and every listener has been told."""
 
     @property
     def quality(self) -> tuple[Rung, bool]:
@@ -98,7 +98,7 @@ class Lines:
     """``greet`` shakes hands with a peer over libp2p, ``greet_through(peer, relay)`` through a
     relay, ``prepare`` makes the libp2p connection that an attempt needs; all raise PeerFault.
     ``traffic`` counts calls, ``carried`` the bytes of tunnels. ``past`` opens sockets past libp2p,
-    ``outside()``: facts about this peer that decide which ones."""
+    ``outside()``: facts about this peer that decide between them."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class Lines:
         self._journal = journal
         self._tasks = tasks
         self.open: dict[PeerId, Connection] = {}
-        """Every line there is now."""
+        """All open lines, by peer."""
         self._dialling: dict[PeerId, asyncio.Task[Connection | PeerFault]] = {}
         self._limits: dict[PeerId, asyncio.Timeout] = {}
         """The time limits of the dials under way."""
@@ -365,8 +365,8 @@ class Lines:
             known.climb.news(time.monotonic())
 
     async def improve(self, peer: PeerId) -> None:
-        """Try every way to ``peer`` that is better than the one there is, once, now; used by
-        ``tutti ping``. Raises PeerFault when there is none at all."""
+        """Try every way to ``peer`` that is better than the present line, once and at once; used by
+        ``tutti ping``. Raises PeerFault if there is no line at all."""
         await self.get(peer)
         if not self._tried[peer].busy:
             self.news(peer)

@@ -97,14 +97,14 @@ class Reachable:
         self._dials: Newest[PeerId, _Dials] = Newest(PEERS_KEPT)
         self._tasks = Tasks("reach", on_error)
         self.local = is_loopback(transport.host)
-        """Only this machine can reach this peer: nothing of the following is done."""
+        """True if only this machine can reach this peer; it then takes no measures."""
         self.mapper = PortMapper(journal, self._mapped, on_error, secret=secret)
         self._was = Standing.UNKNOWN
         self.on_change: list[Callable[[], None]] = []
         """Told when the standing or an address changes."""
 
     def start(self) -> None:
-        """Begin; does nothing for a peer on loopback but keeping its connections."""
+        """Begin to take measures. A peer on loopback only keeps its connections."""
         self._tasks.spawn(self._run(), "run", eternal=True)
 
     def _mapped(self) -> None:
@@ -342,7 +342,8 @@ class Reachable:
         await self._p2p.reach(peer, CONNECT_S)
 
     async def _be_dialled(self, peer: PeerId, ends: Sequence[str]) -> None:
-        """Ask a peer where it sees this one, and whether it can dial it there."""
+        """Ask a peer for the address at which it sees this peer, and for the ports that it can dial
+        there."""
         ports = self._external()
         try:
             answer = await self._ask(peer, Ask(reach=AskReach(ports=ports)), 2 * DIAL_BACK_S)

@@ -147,8 +147,8 @@ class Relay:
         self.on_refusal: Callable[[PeerId], None] = lambda peer: None
         """Told of each peer that was refused, or lost a place."""
         self.carried = 0
-        """Bytes of circuits that crossed between p2pd and us: each on its way in and on its
-        way out."""
+        """Bytes of circuits that crossed between p2pd and this process; a relayed byte counts
+        twice, on its way in and out."""
 
     @property
     def clients(self) -> int:
@@ -171,14 +171,15 @@ class Relay:
 
     @property
     def rate_left(self) -> float:
-        """Bytes a second for one circuit more; 0: no limit."""
+        """Bytes a second left for one further circuit; 0: no limit."""
         limits = self._settings.relay_rate, self._traffic.max_up, self._traffic.max_down
         return min((limit for limit in limits if limit), default=0.0) / (1 + len(self._circuits))
 
     async def serve(
         self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """One question of ``peer``. Raises WireError or TimeoutError when there is none."""
+        """Answer one question of ``peer``. Raises WireError for a malformed question, TimeoutError
+        if none comes."""
         async with asyncio.timeout(FIRST_WORD_S):
             ask = parsed(RelayAsk, await read_frame(reader, ASK_BYTES), "a question to a relay")
         kind, why = self._refusal(peer, ask)
