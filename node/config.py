@@ -493,7 +493,8 @@ class NodeConfig:
         return {PeerId(str(peer)): str(name) for peer, name in kept.items()}
 
     def keep_names(self, run_id: str, names: Mapping[PeerId, str]) -> None:
-        """Remember them, so that a command without a daemon calls a peer as all others do."""
+        """Keep the names that peers announce, so that a command without a daemon shows the same
+        names."""
         _note(self.swarm_dir(run_id) / "names.json", json.dumps(names))
 
     def places(self, run_id: str) -> Places:

@@ -623,8 +623,8 @@ def look(ours: NodeConfig, *places: str, joins: bool = False) -> tuple[Manifest,
 
 
 def _heed(manifest: Manifest, text: str, joins: bool) -> None:
-    """Print what the run's owner has ordered, if a peer has told orders. Raises RunEnded for an end
-    that is in force if this machine ``joins``."""
+    """Print the orders of the run's owner, if a peer has told any. Raises RunEnded for an end that
+    is in force if this machine ``joins``."""
     if not text:
         return
     try:

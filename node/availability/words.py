@@ -20,7 +20,7 @@ PUBLIC: Mapping[By, str] = {
 _UNITS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _PART = re.compile(r"(\d+(?:\.\d+)?)\s*(min|[smhd])")
 _PAST = re.compile(r"^[^(:]* ago\b")
-"""A reason that names a moment in the past, before any words of a person."""
+"""Pattern of a reason that names a time in the past, before any words of a person."""
 MOST_S = 30 * 86400.0
 """Longest pause with an end, in seconds."""
 
@@ -55,7 +55,7 @@ def reason(pause: Pause, ends_at: float | None) -> str:
 
 def paused_words(reason: str) -> str:
     """A reason with its verb: "by its operator" -> "paused by its operator". A reason that is a
-    sentence of its own stands behind a colon."""
+    whole sentence follows a colon."""
     if reason.startswith(("by ", "outside ")):
         return f"paused {reason}"
     return f"paused: {reason}"

@@ -224,8 +224,8 @@ class CheckpointStore:
         )
 
     def newest_whole(self, stage: int) -> int | None:
-        """The newest epoch with a checkpoint that is as its manifest describes it, with every hash;
-        None for none. Reads whole files. A checkpoint that differs counts as absent from then
+        """The newest epoch with a checkpoint whose files match all hashes of its manifest; None if
+        there is none. Reads whole files. A checkpoint that differs counts as absent from then
         on."""
         for epoch in reversed(self.epochs(stage)):
             for name in _names(epoch):

@@ -28,7 +28,8 @@ WEIGHTS_S = 30.0
 NEXT_PLAN_S = 120.0
 """Seconds within which a leader that answers takes a peer into its next plan, as a rule."""
 CONTENDED = 0.5
-"""Share of the time in wait for a processor from which on slow answers are this machine's."""
+"""Share of the time spent waiting for a processor from which on slow answers are blamed on this
+machine."""
 SHOWN = 3
 """Peers that a sentence names; the others are counted."""
 LOGS = "see tutti logs"
@@ -331,8 +332,8 @@ _OPEN_PORT = (
 
 
 def _unreached_step(s: Situation) -> str:
-    """Help where peers do not answer: the load of this machine comes first, for ports are open to
-    peers beside it."""
+    """Advice if peers do not answer. The load of this machine comes first; peers that run on this
+    machine are no reason to open ports."""
     if s.contended >= CONTENDED:
         return (
             f"this machine has too little processor time: this daemon waits for {s.contended:.0%} "

@@ -104,8 +104,8 @@ def examine(
 
 
 def beside_peers(checkup: Checkup, report: ReachReport) -> Checkup:
-    """The findings, where the daemon that runs here has told its ways: peers that it is connected
-    to need no default route, so that its lack is a note."""
+    """The findings, adjusted to the connections of the daemon that runs here: connected peers show
+    that no default route is needed, so its lack is only a note."""
     connected = sum(bool(way.path) for way in report.ways)
     chosen = checkup.verdict
     if chosen.ok or chosen != stranded() or not connected:

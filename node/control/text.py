@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 WHOLE = 2000
-"""Characters of a sentence of the own daemon: all that it says, for a sentence that breaks off
-helps nobody."""
+"""Largest number of characters of a sentence of the own daemon, large enough for every sentence: a
+truncated one helps nobody."""
 RIGHT = {"justify": "right"}
 STATE_STYLE = {
     "training": "green",
@@ -1087,8 +1087,8 @@ def _before(loss: float, before: float) -> str:
 
 
 def done_words(s: Snapshot) -> str:
-    """The share of the run that is done, and how long the rest takes at the speed so far. A peer
-    that does not train knows no speed."""
+    """The share of the run that is done, and the time for the rest at the speed so far. A peer that
+    does not train has no speed."""
     epochs = s.swarm.epochs
     epoch = run_epoch(s)
     if not epochs or epoch >= epochs:

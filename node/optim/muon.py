@@ -45,8 +45,8 @@ def muon_fresh(
     lr: float,
     shape: Sequence[int] | None = None,
 ) -> Tensor:
-    """W (1 - lr wd) - lr sqrt(max(1, rows/cols)) O, for the [rows, cols] parameter. ``shape``: of
-    the whole matrix, where these are pieces of it."""
+    """W (1 - lr wd) - lr sqrt(max(1, rows/cols)) O, for the [rows, cols] parameter. ``shape``:
+    shape of the whole matrix, if the tensors are pieces of it."""
     kept = parameter
     if settings.weight_decay:
         kept = parameter * (1 - lr * settings.weight_decay)

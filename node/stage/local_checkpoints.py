@@ -116,8 +116,8 @@ class LocalCheckpoints:
         self._written: Version | None = None
         """Version that is being written or was written last."""
         self.newest: Version | None = None
-        """Version that is on the disk as the newest one of this peer, since its start. Later ones
-        there are of a history that the run gave up."""
+        """The version that this peer wrote to the disk last since its start. Later versions on the
+        disk belong to a history that the run gave up."""
         self._goes_on = threading.Event()
         """Cleared to give up the writing under way."""
         self._writer = ThreadPoolExecutor(1, "checkpoint", initializer=yield_to_others)

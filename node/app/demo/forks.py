@@ -28,10 +28,10 @@ from node.core.errors import TimedOut
 from node.transport.parent_watch import end_with
 
 LARGEST = 1 << 17
-"""Most bytes of a request, most of them the environment."""
+"""Upper bound on the bytes of a request, most of which are the environment."""
 ANSWER_S = 120.0
-"""Longest wait for the process that forks, which loads torch first, and for the end of a daemon
-where no time is given."""
+"""Longest wait, in seconds, for the process that forks, which loads torch first, and for the end of
+a daemon if no other limit is given."""
 LOADED = "import sys; sys.path.insert(0, sys.argv[1]); import cli; from node.app.demo import forks"
 """Beginning of the program that forks. Not ``-m``, which would look for it in the working
 directory."""
@@ -72,8 +72,8 @@ Kind = TypeVar("Kind", bound=Asked)
 
 
 class Forks:
-    """Starts daemons. The process that forks them comes with the first and ends with this one.
-    Only one thread may use it, because answers are read in turn."""
+    """Starts daemons. The process that forks them starts with the first daemon and ends with this
+    process. Only one thread may use it, because answers are read in turn."""
 
     def __init__(self) -> None:
         self._socket: socket.socket | None = None
@@ -103,8 +103,8 @@ class Forks:
         raise self._given_up()
 
     def _given_up(self) -> TimedOut:
-        """The fault of a process that forks and does not answer. It is killed, for a late answer
-        would be taken for the next one."""
+        """The fault of a forking process that does not answer. The process is killed, because a
+        late answer would be taken for the next one."""
         self.close()
         return TimedOut(
             f"the process that starts daemons did not answer in {ANSWER_S:.0f} s",
@@ -112,8 +112,8 @@ class Forks:
         )
 
     def _told(self, end: float) -> bool:
-        """Return True once the process that forks has said something; False if it has not by
-        ``end``, in monotonic seconds."""
+        """Wait for a byte from the process that forks. Returns False if none arrives by ``end``, in
+        monotonic seconds."""
         left = max(0.0, end - time.monotonic())
         return bool(select.select([self._server_end()], [], [], left)[0])
 
@@ -154,8 +154,8 @@ class Forks:
         return [sys.executable, "-P", "-c", SERVER, root, str(door)]
 
     def _server_end(self) -> socket.socket:
-        """The way to the process that forks, which is started when there is none. Raises
-        ConnectionError when it was closed."""
+        """The socket to the process that forks, which is started if there is none. Raises
+        ConnectionError if it was closed."""
         if self._gone:
             raise ConnectionResetError("the process that forks daemons has ended")
         if self._socket is None:

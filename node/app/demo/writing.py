@@ -21,9 +21,10 @@ SHARE = 0.15
 SAMPLE_S = 120.0
 """Longest time of a sample, after which it counts as failed."""
 SLOWER = 3.0
-"""A text may take this many times as long as the slowest sample so far, token by token."""
+"""Factor by which a text may be slower than the slowest sample so far, in seconds for each
+token."""
 UNKNOWN_TOKEN_S = 0.25
-"""Seconds of a token where no sample was measured."""
+"""Seconds for each token while no sample has been measured."""
 LEAST_S = 10.0
 """Least seconds of a wait for a text."""
 
@@ -52,7 +53,7 @@ class Writer:
         self._lock = threading.Lock()
         self._written: list[Written] = []
         self._token_s = 0.0
-        """Seconds of a token in the slowest sample so far."""
+        """Seconds for each token in the slowest sample so far."""
         self._thread: threading.Thread | None = None
 
     @property

@@ -63,7 +63,7 @@ def client(ours: NodeConfig | None = None) -> ControlClient:
 
 
 def home_flag() -> str:
-    """The home as the command line has named it: " --home DIR", "" where it did not."""
+    """The flag with which the command line named the home: " --home DIR", or "" without a flag."""
     if "home" not in HOME:
         return ""
     return f" {HOME_OPTION} {shlex.quote(HOME['home'])}"
