@@ -257,7 +257,7 @@ BUGS = (
         MachineFactory(pipeline=CountsUnnamed),
         ("one-way",),
         frozenset({"I3"}),
-        first=20,
+        first=60,
     ),
     Bug(
         "no digests",
