@@ -32,11 +32,12 @@ ENV PATH=/opt/tutti/bin:$PATH \
     TUTTI_HOME=/state \
     TUTTI_LISTEN=0.0.0.0 \
     TUTTI_P2P_PORT=31337 \
-    TUTTI_GRPC_PORT=31338
+    TUTTI_GRPC_PORT=31338 \
+    TUTTI_TRANSPORT_BYPASS_PORT=31339
 USER 10001:10001
 WORKDIR /state
 VOLUME ["/state"]
-EXPOSE 31337/tcp 31337/udp 31338/tcp
+EXPOSE 31337/tcp 31337/udp 31338/tcp 31339/tcp
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=15s --timeout=10s --start-period=120s --retries=4 CMD ["tutti", "status", "--plain"]
 ENTRYPOINT ["tutti"]

@@ -119,6 +119,13 @@ class NodeSettings:
         least=0,
         most=1024,
     )
+    kernels: str = setting(
+        "auto",
+        "auto | eager | compile | liger: what computes the layers and the loss. eager: torch's own "
+        "operations; compile: torch.compile; liger: the package liger-kernel. auto: on a GPU the "
+        "fastest of these by measurement at the start, on the CPU eager.",
+        choices=("auto", "eager", "compile", "liger"),
+    )
     local_devices: int = setting(
         1,
         "Devices of this machine that hold the stage together, by tensor parallelism: so many "

@@ -8,7 +8,6 @@ values that differ from their defaults, so a new setting changes no run id. The 
 of a setting never changes within a format.
 """
 
-import base64
 import dataclasses
 import hashlib
 import json
@@ -35,6 +34,7 @@ from node.core.version import PROTOCOL, UPDATE, WIRES_SINCE
 from node.data.settings import DataSettings
 from node.epoch.settings import TrainingSettings
 from node.identity.keys import Identity, verify
+from node.identity.signed_text import signature_of, spelled
 from node.model.settings import DIGEST, ModelSettings
 from node.model.shapes import all_shapes, check_settings, count
 from node.optim.settings import OptimSettings
@@ -57,46 +57,36 @@ _HEADERS = {
     1: f"{HEADER} Changing one character makes another run.",
     2: f"{HEADER} Changing a value makes another run.",
 }
-LATER = (
-    "data.tokenizer_sha256",
-    "data.windows",
-    "data.column",
-    "swarm.salt",
-    "swarm.continues",
-    "outer.window_s",
-    "swarm.lead",
-    "model.head_width",
-    "model.qkv_bias",
-    "model.rope_factor",
-    "model.rope_low",
-    "model.rope_high",
-    "model.rope_context",
-    "model.weights",
-    "model.adapter",
-    "model.adapter_alpha",
-    "model.adapter_targets",
-    "optimizer.schedule",
-    "optimizer.floor",
-    "optimizer.parameters",
-    "data.document_mask",
-    "model.positions",
-    "data.sizes",
-    "model.ends_layers",
-    "data.rows",
-    "data.encoding",
-    "data.files",
-    "data.end",
-    "model.rope_kind",
-    "model.rope_whole",
-    "model.rope_scale",
-    "model.rope_factors",
-    "model.base",
-    "training.mixed_precision",
-    "training.reference",
-    "pipeline.wire_least",
-)
-"""Settings younger than the oldest runs. A manifest of format 1 leaves out those that have their
-defaults, so older runs keep their ids. Every new setting is added here."""
+_FIRST = {
+    "swarm": "name owner protocol admission",
+    "model": (
+        "layers d_model heads kv_heads d_ff vocab seq_len rope_theta norm_eps qk_norm tied "
+        "init_std init_seed"
+    ),
+    "pipeline": "stages micro_batch wire forward_timeout_s may_skip watch",
+    "scheduler": "paths skip max_swaps max_jump keep_first",
+    "averaging": (
+        "cell wire group_bytes round_timeout_s max_gradient_norm quarantine reducer trim clip "
+        "clip_iterations"
+    ),
+    "outer": (
+        "strategy carries optimizer lr momentum codec feedback grid shards staleness fragments "
+        "mixing quorum"
+    ),
+    "optimizer": (
+        "name lr momentum ns_steps coefficients stack shampoo_lr soap_lr precondition_every "
+        "precondition_side adam_lr adam_beta1 adam_beta2 adam_eps weight_decay warmup decay"
+    ),
+    "data": "source sha256 tokenizer seed holdout",
+    "training": (
+        "epochs target_batch epoch_timeout_s eval_every eval_batches min_replicas buddy_every "
+        "rebalance_every_s"
+    ),
+}
+"""Keys of the settings that the oldest runs have, by section. This table is closed."""
+FIRST = frozenset(f"{section}.{key}" for section, keys in _FIRST.items() for key in keys.split())
+"""Names of these settings. A manifest of format 1 leaves out all younger ones that have their
+defaults, so older runs keep their ids."""
 _BY_THE_CLOCK = "cells average by the clock: give  outer.window_s  in seconds"
 GONE: dict[str, tuple[Any, str, str]] = {
     "outer.every": (0, "outer.optimizer", _BY_THE_CLOCK),
@@ -285,9 +275,9 @@ class Manifest:
         )
 
     def immutable(self) -> bytes:
-        """The bytes that are hashed and signed: JSON, keys sorted. Format 1: all settings, but for
-        those of :data:`LATER` that have their defaults. From format 2 on: the format's number and
-        what differs from the defaults."""
+        """The bytes that are hashed and signed: JSON, keys sorted. Format 1: the settings of
+        :data:`FIRST`, and younger ones that differ from their defaults. From format 2 on: the
+        format's number and what differs from the defaults."""
         body: dict[str, Any] = {"format": self.format} if self.format > 1 else {}
         for section, key, value, kept in self._values():
             if kept:
@@ -305,7 +295,7 @@ class Manifest:
                 for gone, (default, place, _) in GONE.items() if first else ():
                     if place == name:
                         yield section, gone.partition(".")[2], default, True
-                yield section, key, value, value != usual[key] or (first and name not in LATER)
+                yield section, key, value, value != usual[key] or (first and name in FIRST)
 
     @property
     def oldest_protocol(self) -> int:
@@ -389,7 +379,7 @@ class Manifest:
                 elif kept:
                     lines.append(entry[-1])
         if self.signature is not None:
-            sig = base64.b64encode(self.signature.sig).decode()
+            sig = spelled(self.signature.sig)
             lines += ["", "[signature]", f'key = "{self.signature.key}"', f'sig = "{sig}"']
         return ("\n".join(lines).strip() + "\n").encode()
 
@@ -514,9 +504,11 @@ def _signature(table: Any) -> Signature | None:
     owner = settings_of(SECTIONS)["swarm.owner"]
     key = check("signature.key", table["key"], str, owner.rule)
     try:
-        sig = base64.b64decode(check("signature.sig", table["sig"], str), validate=True)
+        sig = signature_of(check("signature.sig", table["sig"], str))
     except ValueError as e:
-        raise UsageFault("signature.sig is not base64", "expected 64 bytes in base64") from e
+        raise UsageFault(
+            "signature.sig is not base64 in its usual spelling", "expected 64 bytes in base64"
+        ) from e
     if len(sig) != 64:
         raise UsageFault(f"signature.sig holds {len(sig)} bytes", "expected 64 bytes in base64")
     return Signature(PeerId(key), sig)

@@ -25,37 +25,37 @@ _sym_db = _symbol_database.Default()
 from protos import tensor_pb2 as protos_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/pipeline.proto\x12\x08tutti.v1\x1a\x13protos/tensor.proto\"&\n\x07PathHop\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0c\n\x04peer\x18\x02 \x01(\t\"4\n\x08TextTurn\x12\x0c\n\x04text\x18\x01 \x01(\x04\x12\x0c\n\x04past\x18\x02 \x01(\r\x12\x0c\n\x04kept\x18\x03 \x01(\r\"\xad\x02\n\tFrameHead\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\tplan_hash\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\x04\x12\"\n\x07purpose\x18\x04 \x01(\x0e\x32\x11.tutti.v1.Purpose\x12\"\n\x07journey\x18\x05 \x03(\x0b\x32\x11.tutti.v1.PathHop\x12\x10\n\x08position\x18\x06 \x01(\r\x12$\n\x06tensor\x18\x07 \x01(\x0b\x32\x14.tutti.v1.TensorHead\x12\x12\n\ndeadline_s\x18\x08 \x01(\x01\x12\x15\n\rdocument_ends\x18\t \x03(\r\x12\x0f\n\x07patient\x18\n \x01(\x08\x12\x11\n\tuntrained\x18\x0b \x01(\r\x12 \n\x04text\x18\x0c \x01(\x0b\x32\x12.tutti.v1.TextTurn\"E\n\x05\x46rame\x12#\n\x04head\x18\x01 \x01(\x0b\x32\x13.tutti.v1.FrameHeadH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x42\x06\n\x04part\"U\n\x07Receipt\x12\"\n\x07verdict\x18\x01 \x01(\x0e\x32\x11.tutti.v1.Verdict\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x08waited_s\x18\x04 \x01(\x01J\x04\x08\x03\x10\x04\"`\n\nFetchInput\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\tplan_hash\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\x04\x12\x10\n\x08position\x18\x04 \x01(\r\x12\x0f\n\x07skipped\x18\x05 \x03(\r\"o\n\x08LostNote\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\tplan_hash\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\"\n\x07purpose\x18\x05 \x01(\x0e\x32\x11.tutti.v1.Purpose\"\x1d\n\tLostReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\"@\n\x0b\x43ountedNote\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\tplan_hash\x18\x02 \x01(\t\x12\x0f\n\x07indices\x18\x03 \x03(\x04\" \n\x0c\x43ountedReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08*I\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\t\n\x05TRAIN\x10\x01\x12\x0c\n\x08\x45VALUATE\x10\x02\x12\x0c\n\x08GENERATE\x10\x03*Q\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x41\x43\x43\x45PTED\x10\x01\x12\x08\n\x04\x44ONE\x10\x02\x12\x08\n\x04\x42USY\x10\x03\x12\x0b\n\x07REFUSED\x10\x04\x32\x8e\x02\n\x08Pipeline\x12\x31\n\x07\x46orward\x12\x0f.tutti.v1.Frame\x1a\x11.tutti.v1.Receipt(\x01\x30\x01\x12\x32\n\x08\x42\x61\x63kward\x12\x0f.tutti.v1.Frame\x1a\x11.tutti.v1.Receipt(\x01\x30\x01\x12\x30\n\x05\x46\x65tch\x12\x14.tutti.v1.FetchInput\x1a\x0f.tutti.v1.Frame0\x01\x12/\n\x04Lost\x12\x12.tutti.v1.LostNote\x1a\x13.tutti.v1.LostReply\x12\x38\n\x07\x43ounted\x12\x15.tutti.v1.CountedNote\x1a\x16.tutti.v1.CountedReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x15protos/pipeline.proto\x12\x08tutti.v1\x1a\x13protos/tensor.proto\"&\n\x07PathHop\x12\r\n\x05stage\x18\x01 \x01(\r\x12\x0c\n\x04peer\x18\x02 \x01(\t\"G\n\x08TextTurn\x12\x0c\n\x04text\x18\x01 \x01(\x04\x12\x0c\n\x04past\x18\x02 \x01(\r\x12\x0c\n\x04kept\x18\x03 \x01(\r\x12\x11\n\tpositions\x18\x04 \x01(\r\"\xad\x02\n\tFrameHead\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\tplan_hash\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\x04\x12\"\n\x07purpose\x18\x04 \x01(\x0e\x32\x11.tutti.v1.Purpose\x12\"\n\x07journey\x18\x05 \x03(\x0b\x32\x11.tutti.v1.PathHop\x12\x10\n\x08position\x18\x06 \x01(\r\x12$\n\x06tensor\x18\x07 \x01(\x0b\x32\x14.tutti.v1.TensorHead\x12\x12\n\ndeadline_s\x18\x08 \x01(\x01\x12\x15\n\rdocument_ends\x18\t \x03(\r\x12\x0f\n\x07patient\x18\n \x01(\x08\x12\x11\n\tuntrained\x18\x0b \x01(\r\x12 \n\x04text\x18\x0c \x01(\x0b\x32\x12.tutti.v1.TextTurn\"U\n\x05\x46rame\x12#\n\x04head\x18\x01 \x01(\x0b\x32\x13.tutti.v1.FrameHeadH\x00\x12\x0f\n\x05\x63hunk\x18\x02 \x01(\x0cH\x00\x12\x0e\n\x04left\x18\x03 \x01(\x0cH\x00\x42\x06\n\x04part\"U\n\x07Receipt\x12\"\n\x07verdict\x18\x01 \x01(\x0e\x32\x11.tutti.v1.Verdict\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x10\n\x08waited_s\x18\x04 \x01(\x01J\x04\x08\x03\x10\x04\"`\n\nFetchInput\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\tplan_hash\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\x04\x12\x10\n\x08position\x18\x04 \x01(\r\x12\x0f\n\x07skipped\x18\x05 \x03(\r\"o\n\x08LostNote\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\tplan_hash\x18\x02 \x01(\t\x12\r\n\x05index\x18\x03 \x01(\x04\x12\x0e\n\x06reason\x18\x04 \x01(\t\x12\"\n\x07purpose\x18\x05 \x01(\x0e\x32\x11.tutti.v1.Purpose\"\x1d\n\tLostReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\"@\n\x0b\x43ountedNote\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x11\n\tplan_hash\x18\x02 \x01(\t\x12\x0f\n\x07indices\x18\x03 \x03(\x04\" \n\x0c\x43ountedReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08*I\n\x07Purpose\x12\x17\n\x13PURPOSE_UNSPECIFIED\x10\x00\x12\t\n\x05TRAIN\x10\x01\x12\x0c\n\x08\x45VALUATE\x10\x02\x12\x0c\n\x08GENERATE\x10\x03*Q\n\x07Verdict\x12\x17\n\x13VERDICT_UNSPECIFIED\x10\x00\x12\x0c\n\x08\x41\x43\x43\x45PTED\x10\x01\x12\x08\n\x04\x44ONE\x10\x02\x12\x08\n\x04\x42USY\x10\x03\x12\x0b\n\x07REFUSED\x10\x04\x32\x8e\x02\n\x08Pipeline\x12\x31\n\x07\x46orward\x12\x0f.tutti.v1.Frame\x1a\x11.tutti.v1.Receipt(\x01\x30\x01\x12\x32\n\x08\x42\x61\x63kward\x12\x0f.tutti.v1.Frame\x1a\x11.tutti.v1.Receipt(\x01\x30\x01\x12\x30\n\x05\x46\x65tch\x12\x14.tutti.v1.FetchInput\x1a\x0f.tutti.v1.Frame0\x01\x12/\n\x04Lost\x12\x12.tutti.v1.LostNote\x1a\x13.tutti.v1.LostReply\x12\x38\n\x07\x43ounted\x12\x15.tutti.v1.CountedNote\x1a\x16.tutti.v1.CountedReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.pipeline_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PURPOSE']._serialized_start=954
-  _globals['_PURPOSE']._serialized_end=1027
-  _globals['_VERDICT']._serialized_start=1029
-  _globals['_VERDICT']._serialized_end=1110
+  _globals['_PURPOSE']._serialized_start=989
+  _globals['_PURPOSE']._serialized_end=1062
+  _globals['_VERDICT']._serialized_start=1064
+  _globals['_VERDICT']._serialized_end=1145
   _globals['_PATHHOP']._serialized_start=56
   _globals['_PATHHOP']._serialized_end=94
   _globals['_TEXTTURN']._serialized_start=96
-  _globals['_TEXTTURN']._serialized_end=148
-  _globals['_FRAMEHEAD']._serialized_start=151
-  _globals['_FRAMEHEAD']._serialized_end=452
-  _globals['_FRAME']._serialized_start=454
-  _globals['_FRAME']._serialized_end=523
-  _globals['_RECEIPT']._serialized_start=525
-  _globals['_RECEIPT']._serialized_end=610
-  _globals['_FETCHINPUT']._serialized_start=612
-  _globals['_FETCHINPUT']._serialized_end=708
-  _globals['_LOSTNOTE']._serialized_start=710
-  _globals['_LOSTNOTE']._serialized_end=821
-  _globals['_LOSTREPLY']._serialized_start=823
-  _globals['_LOSTREPLY']._serialized_end=852
-  _globals['_COUNTEDNOTE']._serialized_start=854
-  _globals['_COUNTEDNOTE']._serialized_end=918
-  _globals['_COUNTEDREPLY']._serialized_start=920
-  _globals['_COUNTEDREPLY']._serialized_end=952
-  _globals['_PIPELINE']._serialized_start=1113
-  _globals['_PIPELINE']._serialized_end=1383
+  _globals['_TEXTTURN']._serialized_end=167
+  _globals['_FRAMEHEAD']._serialized_start=170
+  _globals['_FRAMEHEAD']._serialized_end=471
+  _globals['_FRAME']._serialized_start=473
+  _globals['_FRAME']._serialized_end=558
+  _globals['_RECEIPT']._serialized_start=560
+  _globals['_RECEIPT']._serialized_end=645
+  _globals['_FETCHINPUT']._serialized_start=647
+  _globals['_FETCHINPUT']._serialized_end=743
+  _globals['_LOSTNOTE']._serialized_start=745
+  _globals['_LOSTNOTE']._serialized_end=856
+  _globals['_LOSTREPLY']._serialized_start=858
+  _globals['_LOSTREPLY']._serialized_end=887
+  _globals['_COUNTEDNOTE']._serialized_start=889
+  _globals['_COUNTEDNOTE']._serialized_end=953
+  _globals['_COUNTEDREPLY']._serialized_start=955
+  _globals['_COUNTEDREPLY']._serialized_end=987
+  _globals['_PIPELINE']._serialized_start=1148
+  _globals['_PIPELINE']._serialized_end=1418
 # @@protoc_insertion_point(module_scope)

@@ -41,14 +41,16 @@ class PathHop(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., peer: _Optional[str] = ...) -> None: ...
 
 class TextTurn(_message.Message):
-    __slots__ = ("text", "past", "kept")
+    __slots__ = ("text", "past", "kept", "positions")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     PAST_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    POSITIONS_FIELD_NUMBER: _ClassVar[int]
     text: int
     past: int
     kept: int
-    def __init__(self, text: _Optional[int] = ..., past: _Optional[int] = ..., kept: _Optional[int] = ...) -> None: ...
+    positions: int
+    def __init__(self, text: _Optional[int] = ..., past: _Optional[int] = ..., kept: _Optional[int] = ..., positions: _Optional[int] = ...) -> None: ...
 
 class FrameHead(_message.Message):
     __slots__ = ("epoch", "plan_hash", "index", "purpose", "journey", "position", "tensor", "deadline_s", "document_ends", "patient", "untrained", "text")
@@ -79,12 +81,14 @@ class FrameHead(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., plan_hash: _Optional[str] = ..., index: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., journey: _Optional[_Iterable[_Union[PathHop, _Mapping]]] = ..., position: _Optional[int] = ..., tensor: _Optional[_Union[_tensor_pb2.TensorHead, _Mapping]] = ..., deadline_s: _Optional[float] = ..., document_ends: _Optional[_Iterable[int]] = ..., patient: _Optional[bool] = ..., untrained: _Optional[int] = ..., text: _Optional[_Union[TextTurn, _Mapping]] = ...) -> None: ...
 
 class Frame(_message.Message):
-    __slots__ = ("head", "chunk")
+    __slots__ = ("head", "chunk", "left")
     HEAD_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
+    LEFT_FIELD_NUMBER: _ClassVar[int]
     head: FrameHead
     chunk: bytes
-    def __init__(self, head: _Optional[_Union[FrameHead, _Mapping]] = ..., chunk: _Optional[bytes] = ...) -> None: ...
+    left: bytes
+    def __init__(self, head: _Optional[_Union[FrameHead, _Mapping]] = ..., chunk: _Optional[bytes] = ..., left: _Optional[bytes] = ...) -> None: ...
 
 class Receipt(_message.Message):
     __slots__ = ("verdict", "reason", "waited_s")

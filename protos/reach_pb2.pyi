@@ -89,3 +89,19 @@ class PunchAnswer(_message.Message):
     reason: str
     addresses: _containers.RepeatedScalarFieldContainer[str]
     def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ..., addresses: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ShareAsk(_message.Message):
+    __slots__ = ("address", "secret")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    SECRET_FIELD_NUMBER: _ClassVar[int]
+    address: bytes
+    secret: bytes
+    def __init__(self, address: _Optional[bytes] = ..., secret: _Optional[bytes] = ...) -> None: ...
+
+class ShareAnswer(_message.Message):
+    __slots__ = ("accepted", "reason")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    reason: str
+    def __init__(self, accepted: _Optional[bool] = ..., reason: _Optional[str] = ...) -> None: ...

@@ -55,20 +55,34 @@ class LackingNote(_message.Message):
     def __init__(self, peers: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PlanNote(_message.Message):
-    __slots__ = ("plan", "signature", "certificate", "supporters", "doubles", "receipts")
+    __slots__ = ("plan", "signature", "certificate", "supporters", "doubles", "receipts", "inspects")
     PLAN_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     CERTIFICATE_FIELD_NUMBER: _ClassVar[int]
     SUPPORTERS_FIELD_NUMBER: _ClassVar[int]
     DOUBLES_FIELD_NUMBER: _ClassVar[int]
     RECEIPTS_FIELD_NUMBER: _ClassVar[int]
+    INSPECTS_FIELD_NUMBER: _ClassVar[int]
     plan: bytes
     signature: bytes
     certificate: CertificateNote
     supporters: _containers.RepeatedCompositeFieldContainer[SupporterNote]
     doubles: _containers.RepeatedCompositeFieldContainer[DoubleVoteNote]
     receipts: ReceiptsNote
-    def __init__(self, plan: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., certificate: _Optional[_Union[CertificateNote, _Mapping]] = ..., supporters: _Optional[_Iterable[_Union[SupporterNote, _Mapping]]] = ..., doubles: _Optional[_Iterable[_Union[DoubleVoteNote, _Mapping]]] = ..., receipts: _Optional[_Union[ReceiptsNote, _Mapping]] = ...) -> None: ...
+    inspects: bool
+    def __init__(self, plan: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., certificate: _Optional[_Union[CertificateNote, _Mapping]] = ..., supporters: _Optional[_Iterable[_Union[SupporterNote, _Mapping]]] = ..., doubles: _Optional[_Iterable[_Union[DoubleVoteNote, _Mapping]]] = ..., receipts: _Optional[_Union[ReceiptsNote, _Mapping]] = ..., inspects: _Optional[bool] = ...) -> None: ...
+
+class SketchesNote(_message.Message):
+    __slots__ = ("indices", "takers", "givers", "sketches")
+    INDICES_FIELD_NUMBER: _ClassVar[int]
+    TAKERS_FIELD_NUMBER: _ClassVar[int]
+    GIVERS_FIELD_NUMBER: _ClassVar[int]
+    SKETCHES_FIELD_NUMBER: _ClassVar[int]
+    indices: _containers.RepeatedScalarFieldContainer[int]
+    takers: _containers.RepeatedScalarFieldContainer[int]
+    givers: _containers.RepeatedScalarFieldContainer[int]
+    sketches: bytes
+    def __init__(self, indices: _Optional[_Iterable[int]] = ..., takers: _Optional[_Iterable[int]] = ..., givers: _Optional[_Iterable[int]] = ..., sketches: _Optional[bytes] = ...) -> None: ...
 
 class WorkNote(_message.Message):
     __slots__ = ("cell", "made", "tokens", "before", "indices", "sizes", "takers", "givers")
@@ -213,7 +227,7 @@ class MicroBatchResult(_message.Message):
     def __init__(self, index: _Optional[int] = ..., counted: _Optional[bool] = ..., loss_sum: _Optional[float] = ..., tokens: _Optional[int] = ...) -> None: ...
 
 class RoundNote(_message.Message):
-    __slots__ = ("plan_hash", "attempt", "dead", "owners", "sources", "dropped", "deadline_s", "digest", "tokens")
+    __slots__ = ("plan_hash", "attempt", "dead", "owners", "sources", "dropped", "deadline_s", "digest", "tokens", "sample")
     class OwnersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -230,6 +244,7 @@ class RoundNote(_message.Message):
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_FIELD_NUMBER: _ClassVar[int]
     plan_hash: str
     attempt: int
     dead: _containers.RepeatedScalarFieldContainer[str]
@@ -239,10 +254,11 @@ class RoundNote(_message.Message):
     deadline_s: float
     digest: str
     tokens: int
-    def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., dead: _Optional[_Iterable[str]] = ..., owners: _Optional[_Mapping[str, str]] = ..., sources: _Optional[_Iterable[str]] = ..., dropped: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ..., digest: _Optional[str] = ..., tokens: _Optional[int] = ...) -> None: ...
+    sample: str
+    def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., dead: _Optional[_Iterable[str]] = ..., owners: _Optional[_Mapping[str, str]] = ..., sources: _Optional[_Iterable[str]] = ..., dropped: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ..., digest: _Optional[str] = ..., tokens: _Optional[int] = ..., sample: _Optional[str] = ...) -> None: ...
 
 class CommittedNote(_message.Message):
-    __slots__ = ("plan_hash", "attempt", "digest", "speed", "vote", "work", "work_signature")
+    __slots__ = ("plan_hash", "attempt", "digest", "speed", "vote", "work", "work_signature", "sketches")
     PLAN_HASH_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
@@ -250,6 +266,7 @@ class CommittedNote(_message.Message):
     VOTE_FIELD_NUMBER: _ClassVar[int]
     WORK_FIELD_NUMBER: _ClassVar[int]
     WORK_SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    SKETCHES_FIELD_NUMBER: _ClassVar[int]
     plan_hash: str
     attempt: int
     digest: str
@@ -257,7 +274,8 @@ class CommittedNote(_message.Message):
     vote: bytes
     work: bytes
     work_signature: bytes
-    def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., digest: _Optional[str] = ..., speed: _Optional[float] = ..., vote: _Optional[bytes] = ..., work: _Optional[bytes] = ..., work_signature: _Optional[bytes] = ...) -> None: ...
+    sketches: SketchesNote
+    def __init__(self, plan_hash: _Optional[str] = ..., attempt: _Optional[int] = ..., digest: _Optional[str] = ..., speed: _Optional[float] = ..., vote: _Optional[bytes] = ..., work: _Optional[bytes] = ..., work_signature: _Optional[bytes] = ..., sketches: _Optional[_Union[SketchesNote, _Mapping]] = ...) -> None: ...
 
 class IncompleteNote(_message.Message):
     __slots__ = ("plan_hash", "attempt", "holds", "failed", "impossible")

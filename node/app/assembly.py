@@ -24,6 +24,7 @@ from node.app.capacity import (
     parts_of_stages,
     room_on,
     share_places,
+    shared_row,
     shares,
     stash_limit,
     text_limit,
@@ -256,6 +257,7 @@ async def assemble(
         placed=placed,
         empty=bool(m.weights) and given is None,
         frozen=frozen,
+        copies=module.keep_copies(),
     )
     # Each rank of several local devices has its device's usual format.
     precision = Precision(device, parameters)
@@ -283,7 +285,9 @@ async def assemble(
         on_step(f"takes its stage back from {source.address.shown}")
         scratch = config.restoring_dir(manifest.run_id, stage)
         await Aside(clock).call(
-            lambda work: restore(source, store, stage, scratch, journal, work.goes_on)
+            lambda work: restore(
+                source, store, stage, scratch, journal, work.goes_on, epochs=t.epochs
+            )
         )
     if isinstance(module, Ends):
         at_once = logits_at_once(config, manifest, stage, verdict, device.is_cuda)
@@ -373,7 +377,7 @@ async def assemble(
         device=device,
         precision=precision,
         device_said=device_said,
-        memory=replace(verdict, table=(*verdict.table, text_row(text_bytes))),
+        memory=replace(verdict, table=(*verdict.table, text_row(text_bytes), shared_row(config))),
         memory_limit=limit,
         main_memory=main,
         layers=layers_said(m, p.stages, stage),
@@ -716,15 +720,18 @@ def check_room(config: NodeConfig, manifest: Manifest, a: Assembled, journal: Jo
 def inherit(
     config: NodeConfig, manifest: Manifest, stage: int, store: CheckpointStore, journal: Journal
 ) -> None:
-    """Copy this peer's checkpoints of the run that this one continues, if none of this run is here
-    yet. Blocks on the disk."""
+    """Copy this peer's checkpoints of the run that this one continues, if none of this run that can
+    be used is here yet. A checkpoint that no peer of that run can have made is reported and left
+    out. Blocks on the disk."""
     before = manifest.swarm.continues
-    if store.epochs(stage):
+    if store.newest_whole(stage, manifest.training.epochs) is not None:
         return
     old = CheckpointStore(config.checkpoint_dir(before), config.checkpoint, before)
     for epoch in old.epochs(stage):
         try:
             found = old.load(stage, epoch)
+            # The run before had fewer epochs (Manifest.check_continues).
+            found.check_history(manifest.training.epochs - 1)
             store.save(stage, epoch, found.parameters, found.optimizer, found.meta)
         except LocalFault as e:
             journal.emit(

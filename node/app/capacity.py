@@ -40,6 +40,7 @@ from node.optim.parts import SCRATCH_KEPT, ParameterPart, parts_of, step_scratch
 from node.outer.memory import outer_bytes
 from node.pipeline.settings import STASH, TEXTS
 from node.telemetry.resources import bf16_units
+from node.transport.shared.region import MOST, SUPPORTED
 from node.wire.coding.formats import nbytes_of
 
 if TYPE_CHECKING:
@@ -320,7 +321,7 @@ def stash_limit(
     if asked := config.limits.stash_bytes:
         return asked
     planned = _planned_stash(config, manifest, stage, verdict, gpu)
-    return max(planned, min(STASH, planned + _free(verdict)))
+    return max(planned, min(STASH, planned + _free(config, verdict, gpu)))
 
 
 def share_places(
@@ -359,6 +360,15 @@ def text_row(nbytes: int) -> MemoryRow:
     return MemoryRow("where memory is left, dropped first", what, nbytes if nbytes > 1 else 0)
 
 
+def shared_row(config: NodeConfig) -> MemoryRow:
+    """The row of memory shared with other daemons in the table of memory: its limit."""
+    nbytes = 0
+    if SUPPORTED and config.transport.shared_memory == "auto":
+        nbytes = MOST
+    what = "memory shared with them"
+    return MemoryRow("beside daemons of this machine, at most", what, nbytes)
+
+
 def _gradient_bytes(manifest: Manifest, stage: int) -> int:
     """Bytes of the gradients of a stage; at least 1, because the ends of a run of adapters train
     nothing."""
@@ -393,7 +403,7 @@ def _left_by_stash(
     """Bytes that the plan of memory leaves beside the stash."""
     stash = stash_limit(config, manifest, stage, verdict, gpu)
     beyond = max(0, stash - _planned_stash(config, manifest, stage, verdict, gpu))
-    return max(0, _free(verdict) - beyond)
+    return max(0, _free(config, verdict, gpu) - beyond)
 
 
 def _planned_stash(
@@ -410,9 +420,13 @@ def _planned_stash(
     return config.limits.in_flight * (kept + frames_bytes(m, p.micro_batch))
 
 
-def _free(verdict: Verdict) -> int:
-    """Bytes that the plan of memory leaves."""
-    return max(0, int(verdict.available * (1 - RESERVE)) - verdict.needed)
+def _free(config: NodeConfig, verdict: Verdict, gpu: bool) -> int:
+    """Bytes that the plan of memory leaves beside memory shared with other daemons, which is main
+    memory."""
+    left = max(0, int(verdict.available * (1 - RESERVE)) - verdict.needed)
+    if gpu:
+        return left
+    return max(0, left - shared_row(config).nbytes)
 
 
 # ------------------------------------------------------------ a cut for machines

@@ -3,7 +3,7 @@ newest checkpoint."""
 
 import asyncio
 import itertools
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from statistics import median_high
@@ -11,7 +11,8 @@ from statistics import median_high
 from node.checkpoint.fetch import Partial
 from node.coordinator.presence import Presence
 from node.core.errors import OutOfResources, PeerFault, Refused
-from node.core.ids import ENDS, PeerId
+from node.core.ids import ENDS, PeerId, stage_name
+from node.dht.record import PeerEntry
 from node.model.pretrained import keep_weights
 from node.stage.runtime import StageRuntime
 from node.telemetry.events import Journal
@@ -24,6 +25,14 @@ DONORS = 16
 SAID = 10
 """The journal reports every SAID-th attempt for the weights that failed; after the first SAID
 attempts the pauses are SAID times as long."""
+LOOKS = 20
+"""Looks for a lost stage in other cells. Each sees a sample of the cells, and their records take up
+to a minute to spread."""
+LOOK_PAUSE = 3.0
+"""Pause between two looks, as a multiple of the pause between two downloads."""
+Elsewhere = Callable[[int], Awaitable[Mapping[PeerId, PeerEntry] | None]]
+"""Looks for replicas of the stage in other cells, given the number of looks before. None where
+there can be none."""
 WITHOUT_LEADER = 3
 """Number of other holders of the newest state from which on the leader is not asked for it: it has
 the most to do."""
@@ -42,7 +51,8 @@ async def begin(
     for tries in itertools.count():
         if not work.stage.empty:
             return
-        if work.stage.frozen is None and _newest(work, presence)[0]:
+        replicas = presence.view.replicas(work.stage.stage)
+        if work.stage.frozen is None and _newest(work, replicas)[0]:
             return
         there = presence.view.everybody
         likely = work.stage.stage, ENDS
@@ -71,11 +81,13 @@ async def keep_base(work: StageRuntime, directory: Path, journal: Journal) -> No
         journal.emit("checkpoint", "weights-not-kept", f"{e}; {e.next_step}", "warning")
 
 
-def _newest(work: StageRuntime, presence: Presence) -> tuple[int, dict[PeerId, int]]:
+def _newest(
+    work: StageRuntime, replicas: Mapping[PeerId, PeerEntry]
+) -> tuple[int, dict[PeerId, int]]:
     """Return the epoch at which most other peers hold the stage, 0 without any, and each peer's."""
     held = {
         p: e.body.epoch
-        for p, e in presence.view.replicas(work.stage.stage).items()
+        for p, e in replicas.items()
         if e.body.state in ("training", "ready", "finished")
         and e.body.epoch <= work.settings.epochs
     }
@@ -103,6 +115,7 @@ async def catch_up(
     journal: Journal,
     retry_s: float = RETRY_S,
     given: str = "",
+    elsewhere: Elsewhere | None = None,
 ) -> None:
     """Leave the newest parameters that can be had in place. Pieces that were fetched and verified
     stay in ``incoming`` over failures and restarts (None: in memory, over failures). ``given``: the
@@ -127,8 +140,23 @@ async def catch_up(
         break
     partial = Partial(incoming)
     await begin(work, presence, partial, journal, given, retry_s)
-    for _ in range(TRIES):
-        newest, held = _newest(work, presence)
+    failed = False
+    tries = 0
+    looks = 0
+    while tries < TRIES:
+        newest, held = _newest(work, presence.view.replicas(work.stage.stage))
+        lost = False
+        if elsewhere is not None and not work.stage.version.epoch and (failed or not newest):
+            seen = await elsewhere(looks)
+            there, others = _newest(work, seen or {})
+            if there:
+                newest, held, lost = there, others, True
+            elif seen is not None and not newest and looks < LOOKS:
+                looks += 1
+                await asyncio.sleep(LOOK_PAUSE * retry_s)
+                continue
+        tries += 1
+        failed = not lost
         if newest <= work.stage.version.epoch:
             break
         try:
@@ -142,6 +170,14 @@ async def catch_up(
                     f"others hold less than epoch {work.stage.version.epoch}, which stays",
                 )
                 break
+            if lost:
+                journal.emit(
+                    "checkpoint",
+                    "from-another-cell",
+                    f"nobody in this cell holds {stage_name(work.stage.stage)}: begins with the "
+                    f"parameters of another cell at epoch {work.stage.version.epoch}",
+                    epoch=work.stage.version.epoch,
+                )
             return
         except PeerFault as e:
             journal.emit("checkpoint", "fetch-failed", f"{e}; trying again", "warning")

@@ -24,7 +24,7 @@ import uvloop
 from node.app.assembly import Assembled, assemble, check_room, split_between
 from node.app.capacity import KERNELS, MainMemory, main_memory
 from node.app.catchup import catch_up, keep_base
-from node.app.last import STARTED, STOPPING
+from node.app.last import ANEW, STARTED, STOPPING
 from node.app.launch import (
     Child,
     again,
@@ -36,7 +36,7 @@ from node.app.launch import (
 )
 from node.app.node import Node
 from node.app.operator_service import OperatorService
-from node.app.peer import DRAIN_S, keep, leave
+from node.app.peer import DRAIN_S, keep, leave, replicas_elsewhere
 from node.app.tuning import first_work, tune_meanwhile, worth
 from node.availability.machine import By
 from node.availability.words import PUBLIC, paused_words
@@ -77,9 +77,11 @@ from node.identity.admission import admission_token
 from node.identity.invites import Invite, peer_of_address, scope_of
 from node.identity.keys import Identity, name_of
 from node.inference.forwarding import EndsService
+from node.kernels.trials import MicroBatch, choose_kernels
 from node.manifest import Manifest
 from node.model.device import Device, give_all_back, set_threads
 from node.model.settings import DIGEST
+from node.model.stages import Blocks, Ends
 from node.orders.keeper import OrderKeeper, OrderPorts
 from node.orders.order import Order, RunEnded, Verb, ended, going_on
 from node.reach.interfaces import taken
@@ -91,9 +93,11 @@ from node.telemetry.sinks import say
 from node.transport.addresses import multiaddr
 from protos.ask_pb2 import Ask, AskManifest
 
+TUNING_S = 90.0
+"""Seconds to wait for measurements of the optimizer's products before the first micro-batch."""
 GARBAGE = (10_000, 20, 20)
-"""Thresholds of the garbage collector. With the default thresholds, all objects outside the modules
-would be searched after every few hundred new ones: a seventh of a busy daemon's time."""
+"""Thresholds of the garbage collector, by generation. The default ones search all objects outside
+the modules after every few hundred new objects, which takes a seventh of a busy daemon's time."""
 RETRY_S = 1.0
 KEEP_S = 10.0
 """Seconds between two choices of the peers to remember for the next start."""
@@ -409,7 +413,7 @@ class Daemon(Node):
         self, presence: Presence, manifest: Manifest, stage: int, solo: bool
     ) -> None:
         """Host the stage until cancelled, except in pauses. The choice of the stage outlasts a
-        pause."""
+        short pause."""
         keeper = self.availability
         self._hosting = self.tasks.spawn(self._host(presence, manifest, stage, solo), "host")
         while True:
@@ -423,19 +427,30 @@ class Daemon(Node):
             if self._choosing is not None and self._choosing.stage is not None:
                 # It may have chosen a block stage instead of the ends.
                 stage = self._choosing.stage
+            began = self.clock.now()
+            by_run = keeper.paused_by_run
             await keeper.open.wait()
+            paused_s = self.clock.now() - began
             self._work_again(presence)
-            self.step = "takes its stage back after the pause"
-            self.journal.emit("daemon", "resuming", f"takes {stage_name(stage)} back")
-            back = self._host_again(presence, manifest, stage, solo)
+            # Where the run was paused, all come back, and each stage needs those that held it.
+            anew = not (solo or by_run) and self.chooses_again(presence, stage, paused_s)
+            if anew:
+                self.step = "finds out which stage needs this peer after the pause"
+                stage = await self._choose(presence, company=False)
+                self.journal.emit("daemon", "resuming", f"takes {stage_name(stage)} after a pause")
+            else:
+                self.step = "takes its stage back after the pause"
+                self.journal.emit("daemon", "resuming", f"takes {stage_name(stage)} back")
+            back = self._host_again(presence, manifest, stage, solo, anew=anew)
             self._hosting = self.tasks.spawn(back, "host")
 
     async def _host_again(
-        self, presence: Presence, manifest: Manifest, stage: int, solo: bool
+        self, presence: Presence, manifest: Manifest, stage: int, solo: bool, *, anew: bool
     ) -> None:
-        """Take the stage back. Others may have its memory by now, which is no reason to end."""
+        """Take the stage back, or another one that was chosen ``anew``. Others may have its memory
+        by now, which is no reason to end."""
         try:
-            await self._host(presence, manifest, stage, solo, again=True)
+            await self._host(presence, manifest, stage, solo, again=True, anew=anew)
         except OutOfResources as e:
             self.availability.failed(str(e))
 
@@ -567,9 +582,11 @@ class Daemon(Node):
         solo: bool,
         *,
         again: bool = False,
+        anew: bool = False,
     ) -> None:
         """Build the stage, bring it to the newest state, and take part. ``again``: after a pause,
-        so that no other stage is chosen. Raises LocalFault if that cannot be."""
+        so that no other stage is chosen, unless this one was chosen ``anew``. Raises LocalFault if
+        that cannot be."""
         await self._first_work(first=not again)
         process = resident(os.getpid()) + self.memory_beside()[0] + KERNELS
         own = MainMemory(process=process, libraries=of_files(os.getpid()))
@@ -599,7 +616,7 @@ class Daemon(Node):
         try:
             a = await build(stage)
         except LocalFault as e:
-            if again:
+            if again and not anew:
                 raise
             stage = await self.instead(presence, e)
             a = await build(stage)
@@ -622,8 +639,9 @@ class Daemon(Node):
         if a.training.cell:
             self._enters(a.training.cell)
         self._recall_change(a, manifest)
+        tuning = None
         if worth(manifest, stage, a.device.device):
-            self.stage_tasks.spawn(self._tune(a), "tuning")
+            tuning = self.stage_tasks.spawn(self._tune(a), "tuning")
         presence.changed()
         what = f"the ends ({a.layers}, data)"
         if stage != ENDS:
@@ -642,10 +660,12 @@ class Daemon(Node):
             self.config.incoming_dir(manifest.run_id, stage),
             self.journal,
             given=given,
+            elsewhere=partial(replicas_elsewhere, presence, manifest, stage),
         )
         if fetches and a.work.stage.frozen is not None:
             where = self.config.base_dir(manifest.run_id, stage)
             self.stage_tasks.spawn(keep_base(a.work, where, self.journal), "base")
+        await self._choose_kernels(a, tuning)
         self.start(a, presence, manifest)
         self._archive_from(a)
 
@@ -661,12 +681,43 @@ class Daemon(Node):
             await self.archive.copy_newest(ARCHIVE_S)
 
     async def _tune(self, a: Assembled) -> None:
-        """Measure the processor, and the memory of a micro-batch anew: in another number format it
-        keeps other tensors."""
+        """Measure the processor or the GPU, and the memory of a micro-batch anew: in another number
+        format it keeps other tensors."""
         before = a.precision.format
-        await tune_meanwhile(self.journal)
+        await tune_meanwhile(self.journal, a.device)
         if a.precision.format != before:
             a.pipeline.math.graph_bytes.clear()
+
+    async def _choose_kernels(self, a: Assembled, tuning: asyncio.Task[None] | None) -> None:
+        """Let the stage compute its layers by the kernels that the operator wants, or the fastest.
+        Ranks of several local devices keep torch's own. ``tuning``: the measurement of the
+        optimizer's products, where one is under way. A GPU has one at a time, and before it has
+        micro-batches, for which it may need all its memory; elsewhere only kernels that are
+        compiled for the number format must wait for it."""
+        if tuning is not None and (a.device.is_cuda or self.config.node.kernels != "auto"):
+            await asyncio.wait([tuning], timeout=TUNING_S)
+        math = a.pipeline.math
+        module = math.module
+        if a.local is not None or not isinstance(module, Blocks | Ends):
+            return
+        self._does("measures the kernels of its layers")
+        found = await choose_kernels(
+            self.config.node.kernels,
+            module,
+            a.device,
+            a.precision,
+            MicroBatch(
+                a.manifest.pipeline.micro_batch,
+                a.manifest.model.seq_len,
+                a.manifest.data.document_mask,
+            ),
+            self.config.home,
+        )
+        math.kernels = found.said
+        if found.said and (found.name != "eager" or not found.problems):
+            self.journal.emit("device", "kernels-chosen", f"layers are computed by {found.said}")
+        for problem in found.problems:
+            self.journal.emit("device", "kernels-missing", problem, "warning")
 
     def _does(self, step: str) -> None:
         """Report the next step of the start."""
@@ -820,7 +871,8 @@ class Daemon(Node):
             await self._close_all(control)
 
     async def _close_all(self, control: ControlService) -> None:
-        self.journal.emit("daemon", STOPPING, self._why or "stopping")
+        kind = ANEW if self.moved else STOPPING
+        self.journal.emit("daemon", kind, self._why or "stopping")
         a = self.assembled
         kept = True
         if a is not None:
@@ -1038,9 +1090,9 @@ class Daemon(Node):
             set_threads(node.threads)
             await asyncio.to_thread(first_work, device)
         if first:
-            # The first backward loads 480 modules of sympy. To search their 38,000 objects for
-            # garbage takes 20 ms, for which the event loop stops. There has been no stage, whose
-            # tensors must not be set aside.
+            # The first backward loads 480 modules of sympy. A search of their 38,000 objects for
+            # garbage stops the event loop for 20 ms, so the collector leaves them out from now on.
+            # It would leave out the tensors of a stage too; there has been no stage yet.
             gc.freeze()
 
     async def _keep_pledge(self) -> None:

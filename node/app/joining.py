@@ -42,6 +42,7 @@ from node.core.errors import (
     UsageFault,
     WireError,
 )
+from node.core.home import advice
 from node.core.ids import ENDS, PeerId, RunId, short
 from node.core.numbers import human, several
 from node.core.version import PROTOCOLS
@@ -195,7 +196,7 @@ def _invite_of(ours: NodeConfig, manifest: Manifest) -> Invite | None:
     try:
         return ours.kept_invite(manifest.run_id)
     except Refused as e:
-        print(f"{e.what}\n  going on without it; {e.next_step}", file=sys.stderr)
+        print(advice(f"{e.what}\n  going on without it; {e.next_step}"), file=sys.stderr)
         return None
 
 

@@ -24,6 +24,10 @@ STARTED = "started"
 """Kind of the event with which a daemon begins."""
 STOPPING = "stopping"
 """Kind of the event with which a daemon ends."""
+ANEW = "starts-anew"
+"""Kind of the event with which a daemon ends to become a daemon of another stage."""
+ANEW_S = 300.0
+"""Seconds within which a daemon that starts anew answers again, on a busy machine."""
 _STAGE = re.compile(r"stage-([0-9]{1,4})")
 _EPOCH = re.compile(r"epoch-([0-9]{1,18})")
 
@@ -43,6 +47,12 @@ class LastKnown:
     why: str = ""
     next_step: str = ""
     """Advice for a run that its owner has ended; "" for one that can be started."""
+    anew: bool = False
+    """True if the daemon ended to start itself anew."""
+
+    def starts(self, now: float) -> bool:
+        """Return True if the daemon starts itself anew at Unix time ``now``."""
+        return self.anew and now - self.at < ANEW_S
 
     def document(self) -> dict[str, Any]:
         """The same as JSON-ready values."""
@@ -63,7 +73,9 @@ class LastKnown:
         if self.at:
             when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.at))
             ago = span(now - self.at)
-            if self.why:
+            if self.starts(now):
+                found.append(f"starts     anew since {ago}: {clean(self.why, 300)}")
+            elif self.why:
                 found.append(f"ended      {when}, {ago} ago: {clean(self.why, 300)}")
             else:
                 found.append(
@@ -75,12 +87,12 @@ class LastKnown:
 
 def last_known(config: NodeConfig) -> LastKnown:
     """Read the files of a home. Raises nothing: a file that cannot be read tells nothing."""
-    at, why = _end(config.events_path)
+    at, why, anew = _end(config.events_path)
     known = None
     with contextlib.suppress(LocalFault):
         known = config.remembered()
     if known is None:
-        return LastKnown(at=at, why=why)
+        return LastKnown(at=at, why=why, anew=anew)
     manifest = known[0]
     run_id = manifest.run_id
     next_step = ""
@@ -88,7 +100,8 @@ def last_known(config: NodeConfig) -> LastKnown:
     if order is not None:
         if _is_owner(config, manifest):
             next_step = going_on(manifest.training.epochs, str(config.manifest_path(run_id)))
-        next_step = RunEnded(order, next_step).next_step
+        fault = RunEnded(order, next_step)
+        next_step = f"{fault.what}: {fault.next_step}"
     return LastKnown(
         run_id=run_id,
         swarm=manifest.swarm.name,
@@ -98,6 +111,7 @@ def last_known(config: NodeConfig) -> LastKnown:
         at=at,
         why=why,
         next_step=next_step,
+        anew=anew,
     )
 
 
@@ -123,22 +137,25 @@ def _numbered(directory: Path, name: re.Pattern[str]) -> list[tuple[int, Path]]:
     return [(int(match[1]), path) for match, path in found if match is not None]
 
 
-def _end(events: Path) -> tuple[float, str]:
-    """Unix time and reason of the last daemon's end, by its event file. Without a reason the time
-    of its last event and ""."""
+def _end(events: Path) -> tuple[float, str, bool]:
+    """Unix time and reason of the last daemon's end, by its event file, and whether it starts anew.
+    Without a reason the time of its last event and ""."""
     newest = at = 0.0
     why = ""
+    anew = False
     for event in _tail(events):
         newest = event["at"]
         if event["kind"] == STARTED:
             at = 0.0
             why = ""
-        elif event["kind"] == STOPPING:
+            anew = False
+        elif event["kind"] in (STOPPING, ANEW):
             at = event["at"]
             why = event["text"]
+            anew = event["kind"] == ANEW
     if not why:
-        return newest, ""
-    return at, why
+        return newest, "", False
+    return at, why, anew
 
 
 def _tail(events: Path) -> Iterator[dict[str, Any]]:

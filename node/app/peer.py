@@ -20,13 +20,13 @@ from typing import Generic, TypeVar
 
 from node.app.assembly import Services
 from node.app.change import under
-from node.coordinator.presence import HASTE_S, Presence, View
+from node.coordinator.presence import HASTE_S, WORKING, Presence, View
 from node.core.clock import Clock
 from node.core.errors import LocalFault, TimedOut, UsageFault
 from node.core.ids import ENDS, CellId, PeerId, first_cell, stage_name
 from node.core.tasks import Tasks
 from node.core.version import VERSION
-from node.dht.record import DirectoryPort, PeerBody
+from node.dht.record import DirectoryPort, PeerBody, PeerEntry
 from node.dht.topics import cell_topic
 from node.epoch.member import MemberState
 from node.manifest import Manifest
@@ -43,6 +43,9 @@ MOVE_S = 60.0
 KEEP_S = 75.0
 """Seconds for writing the last checkpoint before the process ends: a service manager kills a
 process that has not ended 90 s after it was asked to."""
+CHOOSE_AGAIN_S = 120.0
+"""Seconds of a pause after which a peer chooses its stage anew: its parameters are old by then, and
+another stage may need it more. Only where others work at its stage: they hold its parameters."""
 CELL_S = 1.0
 """Seconds between two looks at whether the own cell can go on."""
 SAMPLE_S = 10.0
@@ -287,6 +290,14 @@ class Peer(ABC, Generic[S]):
         self._choosing = None
         return await self._choose(presence, False)
 
+    def chooses_again(self, presence: Presence, stage: int, paused_s: float) -> bool:
+        """Return True if this peer does not take ``stage`` back after a pause of ``paused_s``
+        seconds, but chooses anew."""
+        if paused_s <= CHOOSE_AGAIN_S or not able(self.open_to, self._stages):
+            return False
+        mates = presence.view.replicas(stage).values()
+        return presence.view.led() and any(e.body.state in WORKING for e in mates)
+
     async def _choose(self, presence: Presence, company: bool) -> int:
         presence.pace.hasty = True
         presence.announce(self.body)
@@ -334,8 +345,12 @@ class Peer(ABC, Generic[S]):
             if a is None or self.going:
                 continue
             settled = machine.settled
-            waits = a.stage.version.epoch <= 0 and bool(a.training.waiting_for())
-            to = machine.look(presence.view.placed(self._stages), self.clock.now(), waits=waits)
+            seen = presence.view.placed(self._stages)
+            begun = a.stage.version.epoch > 0
+            if settled and begun:
+                continue  # the leader sees to the stages from now on
+            waits = not begun and bool(a.training.waiting_for())
+            to = machine.look(seen, self.clock.now(), waits=waits)
             if to is not None and self.asked(to):
                 machine.stays(a.stage.stage)
                 self.open_to = "stage" if to == ENDS else ""
@@ -492,6 +507,23 @@ async def cells_in_sight(directory: DirectoryPort, text: str, first: CellId, sta
         else:
             working = working - {cell}
     return {cell: here for cell, here in seen.items() if here}, working
+
+
+async def replicas_elsewhere(
+    presence: Presence, manifest: Manifest, stage: int, looks: int
+) -> dict[PeerId, PeerEntry] | None:
+    """The peers that host ``stage`` in a sample of the other cells, where the own cell trains
+    without it. Each number of ``looks`` before draws another sample. None before anybody has
+    trained, and in a run of one cell."""
+    trained = any(entry.body.epoch for entry in presence.view.others.values())
+    if not (manifest.averaging.peers and trained):
+        return None
+    first = first_cell(manifest.run_id)
+    text = f"{presence.me}/{looks}"
+    seen, _ = await cells_in_sight(presence.directory, text, first, manifest.pipeline.stages)
+    able = [cell for cell in seen if cell != presence.cell and stage in seen[cell]]
+    views = [await presence.visit(cell) for cell in able[:ASKED]]
+    return {peer: entry for view in views for peer, entry in view.replicas(stage).items()}
 
 
 async def find_cell(

@@ -339,6 +339,7 @@ class SnapshotBuilder:
             leader_name=d.journal.names.known(training.leader_id()),
             device=a.device_said,
             precision=a.precision.format,
+            kernels=a.pipeline.math.kernels,
             memory_used=a.device.memory_used() + beside,
             memory_peak=a.device.memory_peak() + beside_peak,
             memory_process=memory_process,

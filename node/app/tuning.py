@@ -1,8 +1,9 @@
-"""The rule for Newton-Schulz and for the format of layers on this machine: measured at the first
-start, read from a file at later ones.
+"""The rule for Newton-Schulz and for the format of layers on this machine, for its processor or a
+GPU: measured at the first start, read from a file at later ones.
 
-The file holds times, not the rule made of them, under a name that encodes the processor, its limits
-and torch's build. A file that is damaged or of another machine is measured anew and written over.
+The file holds times, not the rule made of them, under a name that encodes the processor with its
+limits or the GPU, and torch's build. A file that is damaged or of another machine is measured anew
+and written over.
 """
 
 import asyncio
@@ -32,21 +33,23 @@ from node.optim.kernel_rule import (
     GAIN,
     LAYER_TOKENS,
     MEASURED_FROM,
+    ON_CPU,
     KernelRule,
     KernelTrial,
     Times,
+    TrialMenu,
     following,
     layer_format,
     rule_from,
 )
 from node.optim.newton_schulz import follow, followed
 from node.optim.parts import method_of
-from node.optim.trials import HEAD, layer_pass, measure
+from node.optim.trials import HEAD, PROCESSOR, clock_of, layer_pass, measure, menu_of
 from node.telemetry.events import Journal
 from node.telemetry.resources import bf16_units
 
 LOCK = "kernels.lock"
-FORMAT = 3
+FORMAT = 4
 MOST_BYTES = 1 << 16
 """Largest size of a file of times that is read; a whole one has 2 KiB."""
 CARD_WIDTH = 1024
@@ -82,8 +85,8 @@ LIMITS = (
 
 @dataclass(frozen=True)
 class Tuned:
-    """``rule`` is the rule in force in this process; ``seconds``: processor time of measuring it, 0
-    when it was read. ``problem``: why the times could not be kept, or ""."""
+    """``rule`` is the rule in force in this process; ``seconds``: time of measuring it (on a
+    processor its own), 0 when it was read. ``problem``: why the times could not be kept, or ""."""
 
     rule: KernelRule
     seconds: float
@@ -92,10 +95,8 @@ class Tuned:
 
 def worth(manifest: Manifest, stage: int, device: torch.device) -> bool:
     """Return True for a peer of ``stage`` that a measured rule may make faster: by the matrices
-    that it steps, or by the format of its layers."""
-    if device.type != "cpu":
-        return False
-    if manifest.training.mixed_precision and bf16_units():
+    that it steps, or on a processor by the format of its layers."""
+    if device.type == "cpu" and manifest.training.mixed_precision and bf16_units():
         return True
     ours = (
         math.prod(shape)
@@ -163,17 +164,17 @@ def _card_seconds(device: Device, width: int, kind: Format) -> float:
     return min(found[1:])
 
 
-async def tune_meanwhile(journal: Journal) -> None:
+async def tune_meanwhile(journal: Journal, device: Device = PROCESSOR) -> None:
     """:func:`tune` beside all else: measuring takes seconds, on a busy machine minutes, and steps
     can be made before."""
     stop = threading.Event()
     try:
-        found = await asyncio.get_running_loop().run_in_executor(None, tune, None, stop)
+        found = await asyncio.get_running_loop().run_in_executor(None, tune, None, stop, device)
     finally:
         stop.set()
     how = "as measured before"
     if found.seconds:
-        how = f"measured in {found.seconds:.1f} s of processor time"
+        how = f"measured in {found.seconds:.1f} s"
     kind = "fp32"
     if found.rule.bf16_from:
         kind = f"bf16 from {found.rule.bf16_from} numbers on"
@@ -192,10 +193,11 @@ async def tune_meanwhile(journal: Journal) -> None:
 def tune(
     folder: Path | None = None,
     stop: threading.Event | None = None,
-    measured: Callable[[threading.Event], Times] = measure,
+    device: Device = PROCESSOR,
+    measured: Callable[[threading.Event, Device], Times] = measure,
 ) -> Tuned:
-    """Make this process follow the rule for the machine, measuring it when ``folder`` (the user's
-    cache) has no good file of it.
+    """Make this process follow the rule for a device of the machine, measuring it when ``folder``
+    (the user's cache) has no good file of it.
 
     Setting ``stop`` ends it soon, with nothing kept. Never fails for a file: times that cannot be
     read are measured, and a failure to write them is reported in the answer.
@@ -203,30 +205,33 @@ def tune(
     stop = stop or threading.Event()
     if folder is None:
         folder = user_dir("cache")
-    machine = this_machine()
+    menu = menu_of(device)
+    clock = clock_of(device)
+    machine = this_machine(device)
     path = folder / f"kernels-{hashlib.sha256(machine.encode()).hexdigest()[:16]}.json"
-    times = read_times(path, machine)
+    times = read_times(path, machine, menu)
     seconds = 0.0
     problem = ""
     if times is None:
         with _alone(folder, stop):
-            times = read_times(path, machine)  # of the process that was waited for
+            times = read_times(path, machine, menu)  # of the process that was waited for
             if times is None:
-                began = time.thread_time()
-                times = measured(stop)
-                seconds = time.thread_time() - began
+                began = clock()
+                times = measured(stop, device)
+                seconds = clock() - began
                 # Layers of many widths were built and are gone: 100 MiB that nobody takes again.
+                torch.cuda.empty_cache()
                 give_freed_back()
-                if not following(times):
+                if not following(times, menu):
                     problem = write_times(path, machine, times)
-    rule = rule_from(times)
-    follow(rule)
+    rule = rule_from(times, menu)
+    follow(rule, device.device.type)
     return Tuned(rule, seconds, problem)
 
 
-def read_times(path: Path, machine: str) -> Times | None:
-    """Times that :func:`write_times` wrote; None for anything else, times of another machine and
-    incomplete ones included."""
+def read_times(path: Path, machine: str, menu: TrialMenu = ON_CPU) -> Times | None:
+    """Times of a menu that :func:`write_times` wrote; None for anything else, times of another
+    machine and incomplete ones included."""
     try:
         with open(path, "rb") as file:
             raw = file.read(MOST_BYTES + 1)
@@ -238,7 +243,7 @@ def read_times(path: Path, machine: str) -> Times | None:
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
     sound = all(isinstance(seconds, float) and 0 < seconds < math.inf for seconds in times.values())
-    if sound and not following(times):
+    if sound and not following(times, menu):
         return times
     return None
 
@@ -253,9 +258,13 @@ def write_times(path: Path, machine: str, times: Times) -> str:
     return ""
 
 
-def this_machine() -> str:
-    """Key of the times: the processor, the limits put on it, and the build of torch and its
-    libraries."""
+def this_machine(device: Device = PROCESSOR) -> str:
+    """Key of the times: the processor and the limits put on it, or the GPU; and the build of torch
+    and its libraries."""
+    if device.is_cuda:
+        card = torch.cuda.get_device_properties(device.device)
+        said = f"{card.name}, {card.major}.{card.minor}, {card.multi_processor_count} processors"
+        return "\n".join((said, torch.__config__.show()))
     processor = _cpuinfo() or f"{platform.machine()} {platform.processor()}"
     limits = ", ".join(f"{name}={os.environ[name]}" for name in LIMITS if os.environ.get(name))
     return "\n".join((processor, limits, torch.__config__.show()))

@@ -46,7 +46,8 @@ from node.checkpoint.schedule import kept
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.state import by_part
 from node.core import numbers
-from node.core.errors import LocalFault, OutOfResources, Refused
+from node.core.errors import LocalFault, OutOfResources, Refused, WireError
+from node.core.journey import lineage
 from node.wire.remote import HeldTensor
 from node.wire.tensors import digest
 
@@ -79,6 +80,19 @@ class Checkpoint:
     optimizer: dict[str, dict[str, torch.Tensor]]
     meta: dict[str, Any]
     digest: str
+
+    def check_history(self, epochs: int) -> str:
+        """The lineage of its version. Raises Refused if no run of ``epochs`` epochs has such a
+        version: the epoch is beyond the run, or has no lineage, which only epoch 0 lacks."""
+        if self.epoch > epochs:
+            raise Refused(f"it is of epoch {self.epoch}, and the run has {epochs}")
+        try:
+            found = lineage(self.meta.get("lineage", ""))
+        except WireError as e:
+            raise Refused(f"it does not name its history: {e}") from e
+        if self.epoch and not found:
+            raise Refused(f"it is of epoch {self.epoch} and does not name its history")
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,11 +237,11 @@ class CheckpointStore:
             {epoch for epoch, _, manifest, _ in self._survey(stage) if manifest is not None}
         )
 
-    def newest_whole(self, stage: int) -> int | None:
-        """The newest epoch with a checkpoint whose files match all hashes of its manifest; None if
-        there is none. Reads whole files. A checkpoint that differs counts as absent from then
+    def newest_whole(self, stage: int, most: int) -> int | None:
+        """Newest epoch up to ``most`` with an intact checkpoint, None without one. Compares whole
+        files with the hashes of the manifest. A damaged checkpoint counts as absent from then
         on."""
-        for epoch in reversed(self.epochs(stage)):
+        for epoch in reversed([found for found in self.epochs(stage) if found <= most]):
             for name in _names(epoch):
                 try:
                     with self._stage(stage) as at:

@@ -80,7 +80,7 @@ def upgrade(check: bool, index: str, as_json: bool) -> int:
             document = offered.document()
         shared.print_json(document)
     else:
-        print("\n".join(owner.lines(offered)))
+        print(shared.advice("\n".join(owner.lines(offered))))
     return ExitCode.OK
 
 

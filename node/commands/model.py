@@ -6,7 +6,7 @@ import click
 
 from node.commands.line import options, shared
 from node.commands.line.usage import Place, argument, command, flag, option
-from node.core.errors import UsageFault
+from node.core.errors import NotRunning, UsageFault
 
 
 @command("eval")
@@ -93,5 +93,9 @@ def export(
         gguf=gguf,
         base=base,
     )
-    with shared.client() as client:
+    try:
+        client = shared.client()
+    except NotRunning as fault:
+        raise shared.with_last_known(fault) from None
+    with client:
         return commands.export(client, request, as_json=as_json)

@@ -10,7 +10,7 @@ from node.commands.line import options, shared
 from node.commands.line.usage import OneOf, argument, command, flag, option
 from node.control import terminal
 from node.core import interrupts
-from node.core.errors import ExitCode, LocalFault, NotRunning, UsageFault, WireError
+from node.core.errors import ExitCode, NotRunning, UsageFault, WireError
 
 PEER_SORTS = ("stage", "name", "state", "rtt", "speed", "epoch", "up")
 EVENT_LEVELS = ("debug", "info", "warning", "error")
@@ -29,25 +29,9 @@ def status(as_json: bool, plain: bool, watch: bool, verbose: bool) -> int:
     try:
         client = shared.client()
     except NotRunning as fault:
-        raise _with_last_known(fault) from None
+        raise shared.with_last_known(fault) from None
     with client:
         return commands.status(client, as_json=as_json, bare=plain, watch=watch, verbose=verbose)
-
-
-def _with_last_known(fault: NotRunning) -> NotRunning:
-    """The fault of ``tutti status`` without a daemon, with what this home knows."""
-    from node.app.last import last_known
-
-    try:
-        last = last_known(shared.config({}))
-    except LocalFault:  # settings that cannot be read are no reason to say less than before
-        return fault
-    lines = last.lines(time.time())
-    details = {}
-    if lines:
-        details = {"last": last.document()}
-    step = last.next_step or fault.next_step
-    return NotRunning("\n".join([fault.what, *lines]), step, details=details)
 
 
 @command()

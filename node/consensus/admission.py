@@ -197,7 +197,8 @@ def _undoes(plan: Proposal, here: Here) -> str:
 def unfollowable(plan: Proposal, me: PeerId, held: Holdings) -> str:
     """The reason why the member ``me`` cannot take part in ``plan`` now; "" if it can. A listener
     can from any version; a current member needs the plan's base, or one with the same parameters
-    of its stage."""
+    of its stage. A current member with an older version fetches the base, if the plan has its
+    digest."""
     row = plan.member(me)
     if plan.term <= held.term:
         return f"term {plan.term} is over, this is term {held.term}"
@@ -216,5 +217,7 @@ def unfollowable(plan: Proposal, me: PeerId, held: Holdings) -> str:
         return ""
     stood = plan.stood.get(row.stage)
     if stood is not None and stood in (held.at, *reachable):
+        return ""
+    if stood is None and held.at.epoch < plan.epoch and plan.digests.get(row.stage):
         return ""
     return f"epoch {plan.epoch} of that history is not here, only {held.at.epoch}"

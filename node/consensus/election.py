@@ -114,6 +114,10 @@ class Suspicion:
         self._doubted: dict[PeerId, tuple[float, float]] = {}
         """Peers that denied that they lead: time of the first denial, and end of the doubt."""
 
+    def __bool__(self) -> bool:
+        """True if any peer is doubted or shunned, or was lately."""
+        return bool(self._shunned or self._doubted)
+
     def keep(self, seen: Collection[PeerId]) -> None:
         """Forget the shunned peers outside ``seen``: they have no record any more."""
         self._shunned = {p: (until, seq) for p, (until, seq) in self._shunned.items() if p in seen}
@@ -340,12 +344,12 @@ class Election:
     def leader(self, now: float, *, able: bool, leads: bool) -> PeerId | None:
         """The leader; None when no ends peer is seen. ``able``: this peer could lead; ``leads``: it
         does."""
-        live = {
-            p: s
-            for p, s in self._sightings(now).items()
-            if p != self._me and not self._suspicion.is_shunned(p, s, now)
-        }
-        sure = {p: s for p, s in live.items() if not self._suspicion.is_doubted(p, s, now)}
+        live = {p: s for p, s in self._sightings(now).items() if p != self._me}
+        sure = live
+        if self._suspicion:
+            suspicion = self._suspicion
+            live = {p: s for p, s in live.items() if not suspicion.is_shunned(p, s, now)}
+            sure = {p: s for p, s in live.items() if not suspicion.is_doubted(p, s, now)}
         others = sure
         if not sure and not able:
             others = live

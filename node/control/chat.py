@@ -57,7 +57,7 @@ class Chat:
                 raise
             self._remember(question, answered)
             raise
-        except BaseException:
+        except BaseException:  # also a Ctrl-C: the conversation keeps the part of the answer
             self._remember(question, answered)
             raise
         self._remember(question, answered)

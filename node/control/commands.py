@@ -35,7 +35,7 @@ from node.control.text import (
 )
 from node.control.words import clean, shown
 from node.core.errors import ExitCode, LocalFault, NotRunning, TimedOut
-from node.core.home import expanded, pasteable
+from node.core.home import advice, expanded
 from node.core.ids import PeerId, named
 from node.core.interrupts import raising, telling
 from node.telemetry.events import LEVELS
@@ -103,7 +103,7 @@ def say_json(document: Any) -> None:
 
 def say(text: str) -> None:
     """For people, on stderr."""
-    print(text, file=sys.stderr, flush=True)
+    print(advice(text), file=sys.stderr, flush=True)
 
 
 def status(
@@ -492,11 +492,11 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def show_fault(fault: LocalFault, *, as_json: bool, home_flag: str = "") -> None:
+def show_fault(fault: LocalFault, *, as_json: bool) -> None:
     """One clear block on stderr: the fault, then the next step; with ``as_json`` also a document on
-    stdout. ``home_flag``: " --home DIR" for the commands in them, as the user has given it."""
-    what = pasteable(fault.what, home_flag)
-    next_step = pasteable(fault.next_step, home_flag)
+    stdout."""
+    what = advice(fault.what)
+    next_step = advice(fault.next_step)
     if as_json:
         say_json(
             {

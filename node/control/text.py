@@ -29,6 +29,7 @@ from node.control.words import (
     stacked,
 )
 from node.core.errors import WireError
+from node.core.home import advice, pasteable
 from node.core.ids import ENDS, PeerId, named, short, short_cell, stage_name
 from node.core.numbers import human, in_words, plural, several
 from node.core.version import PROTOCOLS, Protocols
@@ -169,7 +170,7 @@ def status_lines(s: Snapshot, verbose: bool = False) -> list[Text]:
         ("epoch", "optimizer state came from copies up to {} old", s.momentum_age),
         ("time", "the p2p daemon was restarted {}", s.p2pd_restarts),
     )
-    warnings = [text.format(several(n, what)) for what, text, n in counted if n] + [
+    warnings = [advice(text).format(several(n, what)) for what, text, n in counted if n] + [
         *(clean(one, WHOLE) for one in s.warnings)
     ]
     return lines + [_line("warning", text, "yellow") for text in warnings]
@@ -292,7 +293,8 @@ def fitted(lines: Sequence[Text], width: int, height: int = 0) -> list[Text]:
             break
         facts = [(name, of) for name, of in facts if name != label]
         rows = [row for _, of in facts for row in of]
-    return [*rows[: height - 1], _cut(_line("", "more:  tutti status --plain", "dim"), width)]
+    more = _line("", advice("more:  tutti status --plain"), "dim")
+    return [*rows[: height - 1], _cut(more, width)]
 
 
 def _squeezed(head: Text, width: int) -> Text:
@@ -804,6 +806,7 @@ def banner(
     heard = ""
     if everywhere:
         heard = "listening on all addresses; tutti status says how others reach this peer"
+        heard = pasteable(heard, home_flag)
     elif listening:
         heard = "listening on one address only, as --listen says"
     who = f"{name}  {short(PeerId(peer))}"
@@ -833,7 +836,7 @@ def banner(
     if invite:
         lines.append(f"Invite another machine:  tutti join {invite}")
         if note := invite_note(only_on):
-            lines.append(f"  {note}")
+            lines.append(f"  {pasteable(note, home_flag)}")
     return lines
 
 
@@ -1203,10 +1206,12 @@ def _caps(s: Snapshot) -> str:
 
 
 def _device(s: Snapshot) -> str:
-    """The device, and the number format of forward and backward."""
+    """The device, the number format of forward and backward, and the kernels of layers."""
     computes = ""
     if s.precision:
         computes = f", computes in {clean(s.precision, 8)}"
+    if s.kernels:
+        computes += f", layers by {clean(s.kernels, WHOLE)}"
     return clean(s.device, WHOLE) + computes
 
 

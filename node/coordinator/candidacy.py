@@ -40,6 +40,8 @@ class Candidacy:
         self.cell = NO_CELL
         """The cell this peer belongs to; empty in a run of one cell."""
         self.leaving = False
+        self.leader: PeerId | None = None
+        """The leader by this peer's last look, a heartbeat ago at most."""
         self._blindness = Blindness()
 
     def start(self) -> None:
@@ -57,7 +59,8 @@ class Candidacy:
         known = self._kit.work.colleagues.all
         self.election.see(ends, view.follows, self.follows, order, known)
         leads = self._leading.leader is not None
-        return self.election.leader(self._kit.clock.now(), able=self.able, leads=leads)
+        self.leader = self.election.leader(self._kit.clock.now(), able=self.able, leads=leads)
+        return self.leader
 
     @property
     def able(self) -> bool:

@@ -137,18 +137,22 @@ class Following:
         async with self._lock:
             if self._closed:
                 return "this peer stops"
-            if isinstance(event, ev.PlanArrived):
-                event = replace(event, digest=self._kit.work.stage.digest)
             queue = [event]
             refused = None
             while queue:
-                for action in self.member.handle(queue.pop(0), self._kit.clock.now()):
+                event = queue.pop(0)
+                if isinstance(event, ev.PlanArrived):
+                    event = replace(event, digest=self._kit.work.stage.digest)
+                for action in self.member.handle(event, self._kit.clock.now()):
                     if isinstance(action, ev.RefuseCaller):
                         refused = action.reason
                     elif isinstance(action, ev.GoTo) and (refused := await self._go_to(action)):
                         break  # what follows is work on a version that is not here
                     elif isinstance(action, ev.GoTo):
                         continue
+                    elif isinstance(action, ev.FetchBase):
+                        if (refused := await self._fetch_base(action)) is None:
+                            queue.append(event)
                     elif (follow := await self._act(action)) is not None:
                         queue.append(follow)
             self.moved = self._kit.clock.now()
@@ -178,6 +182,24 @@ class Following:
             self._port.version_changed()
             return f"epoch {action.version.epoch} cannot be put in place: {e}"
         return None
+
+    async def _fetch_base(self, action: ev.FetchBase) -> str | None:
+        """Put the parameters in place that a plan begins from. Returns the reason if they could
+        not be fetched in time; then the version in place stays."""
+        await self._epoch_tasks.close()
+        work = self._kit.work
+        reason = None
+        try:
+            await work.fetch_base(action.version, action.donors, action.digest, action.within_s)
+        except Refused as e:
+            reason = f"epoch {action.version.epoch} is not here: {e}"
+            self._kit.journal.emit(
+                "checkpoint", "base-missing", str(e), "warning", epoch=action.version.epoch
+            )
+        if work.stage.version != self.member.at:
+            self.place()
+            self._port.version_changed()
+        return reason
 
     async def _act(self, action: Any) -> Any:
         tasks = self._kit.tasks

@@ -18,6 +18,7 @@ from node.consensus.votes import Supporter, Vote, vote_on
 from node.coordinator import notes
 from node.coordinator.briefing import Briefing
 from node.coordinator.credit.shared_note import Sent
+from node.coordinator.credit.sketches import parse_sketches
 from node.coordinator.inquiries import Inquiries, OwnPeer, Search
 from node.coordinator.kit import Kit
 from node.coordinator.messenger import Messenger
@@ -154,7 +155,18 @@ class Leading:
             vote = self.vote_in(event)
             if vote is not None:  # signed here just now, or not at all
                 self.mandate.cast(self._kit.me, vote, note.committed.vote)
+            self.sketched(self._kit.me, note.committed)
         self.lead(event)
+
+    def sketched(self, peer: PeerId, note: pb.CommittedNote) -> None:
+        """A member sends sketches with its report of a commit. Raises WireError if they do not
+        parse."""
+        if self.leader is None or not note.HasField("sketches"):
+            return
+        plan = self.leader.plan
+        if plan is not None and plan.hash == note.plan_hash:
+            visits = parse_sketches(plan, note.sketches)
+            self.lead(ev.Sketched(peer, plan.hash, visits))
 
     def vote_in(self, e: ev.Committed) -> Vote | None:
         """The vote that a member must have signed with its report of a commit; None if the report

@@ -46,6 +46,7 @@ def plan_note(plan: Plan, signature: bytes, warrant: Warrant = NO_WARRANT) -> pb
                 for s in warrant.supporters
             ],
             doubles=map(double_note, warrant.doubles),
+            inspects=True,
         ),
     )
 
@@ -159,6 +160,7 @@ def round_note(r: ev.RoundArrived) -> pb.Note:
             deadline_s=r.deadline_s,
             digest=r.digest,
             tokens=r.tokens,
+            sample=r.sample,
         ),
     )
 
@@ -431,6 +433,7 @@ def round_event(note: pb.Note, leader: PeerId) -> ev.RoundArrived:
         min(_finite(r.deadline_s), 3600.0),
         _digest(r.digest),
         _count(r.tokens),
+        _digest(r.sample),
     )
 
 

@@ -378,6 +378,13 @@ class Presence:
             return ()
         return entry.body.maddrs
 
+    async def visit(self, cell: CellId) -> View:
+        """Read the records of another cell once. Its peers can be dialled from then on."""
+        view = View(await self.directory.read(cell_topic(cell)), cell)
+        for peer, entry in view.others.items():
+            self.sightings.meet(peer, entry, self._clock.now())
+        return view
+
     async def _watch(self) -> None:
         while True:
             self._changed.clear()  # a change during the reading is posted next

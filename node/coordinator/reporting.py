@@ -95,10 +95,9 @@ class Novelty:
         self.at = now
         """Time of the last news."""
 
-    def says(self, what: Any, now: float, *, busy: bool) -> None:
-        """The next heartbeat says ``what``. A peer with an epoch under way (``busy``) always has
-        news."""
-        if what != self._said or busy:
+    def says(self, what: Any, now: float) -> None:
+        """The next heartbeat says ``what``."""
+        if what != self._said:
             self._said = what
             self.at = now
 
@@ -218,10 +217,10 @@ class Reporting:
                     await self._hurry.wait()
 
     def beat_s(self) -> float:
-        """Seconds until the next heartbeat: more in a swarm that waits, while this peer has nothing
-        new to report."""
+        """Seconds until the next heartbeat: more while this peer has nothing new to report, in a
+        swarm that waits as in a long epoch."""
         now = self._kit.clock.now()
-        self._novelty.says(self.own.state(), now, busy=self._following.member.busy)
+        self._novelty.says(self.own.state(), now)
         calm = now - max(self._novelty.at, self._following.moved) > CALM_AFTER_S
         answering = len(self._kit.work.engines.pipeline.timing.ways(now))
         return beat_s(answering, calm)

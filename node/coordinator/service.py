@@ -37,9 +37,7 @@ from node.core.tasks import Tasks
 from node.epoch import events as ev
 from node.epoch.leader.leader import Leader, Phase
 from node.epoch.member import Member, MemberState
-from node.epoch.pace import (
-    TICK_S,
-)
+from node.epoch.pace import IDLE_TICK_S, TICK_S
 from node.epoch.waiting import Lack, Wait
 from node.identity.keys import Signer
 from node.transport.port import blamed, printable
@@ -243,8 +241,11 @@ class Training(rpc.TrainingServicer):
     async def _clockwork(self) -> None:
         patience = self.kit.transport.patience
         while True:
-            due = self.kit.clock.now() + TICK_S
-            await asyncio.sleep(TICK_S)
+            tick_s = IDLE_TICK_S
+            if self.leader is not None:
+                tick_s = TICK_S
+            due = self.kit.clock.now() + tick_s
+            await asyncio.sleep(tick_s)
             now = self.kit.clock.now()
             patience.woke(due, now)
             self.kit.work.mind_the_disk()
@@ -360,6 +361,7 @@ class Training(rpc.TrainingServicer):
         if isinstance(event, ev.Committed) and (about := self.leader.votes_on(event)) is not None:
             try:
                 self.credit.collect(peer, about[0], note.committed)
+                self.leading.sketched(peer, note.committed)
             except WireError as e:  # its commit counts all the same
                 self.kit.transport.fault(peer, str(e), 1.0)
         self.leading.lead(event)
@@ -475,7 +477,7 @@ class Training(rpc.TrainingServicer):
         """The member has committed the version that ``plan`` made: its note to the leader gets a
         statement of this peer's work."""
         m = self.member
-        self.credit.commits(plan, m.at, m.dropped, m.tokens - plan.tokens, note)
+        self.credit.commits(plan, m.at, m.dropped, m.tokens - plan.tokens, note, sample=m.sample)
 
     def leader_changed(self) -> None:
         """This peer follows another leader than before: its record names the leader."""

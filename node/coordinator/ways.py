@@ -20,6 +20,7 @@ from node.epoch.pace import (
     SPARE_WAY_S,
     WAY_TIMEOUT_S,
     WAYS_AT_ONCE,
+    WAYS_REST_S,
     StrangerTurns,
     facing,
     whom_to_measure,
@@ -60,11 +61,15 @@ class Ways:
         chosen: list[PeerId] = []
         company: dict[PeerId, int] = {}
         seen: tuple[Mapping[PeerId, int], PeerId | None] | None = None
+        rests_until = 0.0
         while True:
             await asyncio.sleep(self._kit.facts.waits.probe_every_s)
             now = self._kit.clock.now()
             hosts = self._known.hosts()
-            about = (hosts, self._candidacy.leader_id())
+            about = (hosts, self._candidacy.leader)
+            if about == seen and now < rests_until:
+                continue
+            rests_until = 0.0
             if about != seen:
                 strangers = set(hosts)
             met = {peer for peer in strangers if self._known.has_met(peer)}
@@ -72,12 +77,11 @@ class Ways:
                 seen = about
                 strangers -= met
                 company = {peer: at for peer, at in hosts.items() if peer not in strangers}
-                leader = self._candidacy.leader_id()
-                chosen = whom_to_measure(me, self._kit.stage, company, leader)
+                chosen = whom_to_measure(me, self._kit.stage, company, self._candidacy.leader)
             self._pipeline.timing.keep({*chosen, *self._measuring})
             free = [peer for peer in chosen if peer not in self._measuring]
-            waits = self._spare(company) - self._pipeline.timing.ways(now).keys()
             asked = self._pipeline.timing.due(free, now, PROBE_AGAIN_S, PROBE_FAILED_S)
+            waits = self._spare(company) - self._pipeline.timing.ways(now).keys()
             due = [p for p in asked if p not in waits][: WAYS_AT_ONCE - len(self._measuring)]
             slots = WAYS_AT_ONCE - len(self._measuring) - len(due)
             due += turns.next(strangers, self._measuring, slots, now)
@@ -85,6 +89,8 @@ class Ways:
             room = len(self._measuring) + len(due) < WAYS_AT_ONCE
             if later and room and spare.allow(me, now):
                 due.append(later[0])
+            if not (due or strangers or self._measuring):
+                rests_until = now + WAYS_REST_S
             for peer in due:
                 self._measuring.add(peer)
                 self._kit.tasks.spawn(self._measure(peer), f"way {short(peer)}")
@@ -110,8 +116,8 @@ class Ways:
         peers with their stages."""
         me = self._kit.me
         own = self._kit.stage
-        leader = self._candidacy.leader_id()
-        if leader == me:
+        leader = self._candidacy.leader
+        if leader == me or len(company) < LARGE_STAGE:
             return set()
         stages: dict[int, list[PeerId]] = {}
         for peer, stage in sorted({**company, me: own}.items()):

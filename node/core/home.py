@@ -42,6 +42,23 @@ def pasteable(text: str, home_flag: str) -> str:
     return _COMMAND.sub(lambda found: f"tutti{home_flag} ", text)
 
 
+class _CommandLine:
+    """The command line of this process. ``home_flag``: as for :func:`pasteable`."""
+
+    home_flag = ""
+
+
+def name_home(home_flag: str) -> None:
+    """Name the home in the advice of this process from now on, as its user has named it."""
+    _CommandLine.home_flag = home_flag
+
+
+def advice(text: str) -> str:
+    """The text with the home of this process's command line named in its commands, as everything
+    is shown that a command says."""
+    return pasteable(text, _CommandLine.home_flag)
+
+
 def expanded(named: str | Path) -> Path:
     """A path that a user gave, which may begin with ``~``. Raises UsageFault for an unknown
     user."""

@@ -97,8 +97,11 @@ def _count() -> None:
 @contextlib.contextmanager
 def telling(words: str) -> Iterator[None]:
     """A Ctrl-C inside ends the process with ``words`` instead of "interrupted"."""
+    # Loaded here: a command installs its handler before all else.
+    from node.core.home import advice
+
     before = _State.words
-    _State.words = words
+    _State.words = advice(words)
     try:
         yield
     finally:

@@ -9,6 +9,7 @@ process: the amount of its busiest moment, and the holes.
 import asyncio
 import contextlib
 import ctypes
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 # Parameters of mallopt(3).
@@ -53,12 +54,18 @@ def give_freed_back() -> bool:
     return bool(trim(0))
 
 
+_FREEING = ThreadPoolExecutor(1, "frees memory")
+"""A thread of its own: work of others may fill the event loop's executor for minutes, and memory
+that nobody frees is missing for the next micro-batches."""
+
+
 def let_go(held: list[Any], nbytes: int = SCARCE) -> None:
-    """Empty a list whose entries may be the last owners of ``nbytes`` bytes. On an event loop,
-    another thread frees large blocks: to unmap 128 MiB takes 18 ms."""
+    """Empty a list and free the memory of its entries, unless something else still holds them.
+    ``nbytes``: size of that memory. On an event loop, another thread frees large blocks: unmapping
+    128 MiB takes 18 ms."""
     if nbytes >= SCARCE:
         with contextlib.suppress(RuntimeError):
-            asyncio.get_running_loop().run_in_executor(None, held.clear)
+            asyncio.get_running_loop().run_in_executor(_FREEING, held.clear)
             return
     held.clear()
 

@@ -181,7 +181,7 @@ def open_regular(path: Path, next_step: str) -> BufferedReader:
         file = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")
         try:
             check_pointer(path, file.peek(len(POINTER)))
-        except BaseException:
+        except Exception:
             file.close()
             raise
         return file

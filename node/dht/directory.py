@@ -25,6 +25,7 @@ from node.dht.record_store import Admit, Author, RecordStore, TopicStore
 from node.dht.room import NO_COMPANY, Company
 from node.dht.settings import DirectorySettings
 from node.dht.topics import PEERS, check_posting, key_of, wrap
+from node.dht.walk import SwarmNode
 from node.identity.keys import Identity, peer_id_of, public_key_of
 from node.telemetry.events import Journal, RateLimitedLog
 
@@ -95,7 +96,7 @@ class Directory:
         )
         self._body: PeerBody | None = None
         self._topic = PEERS
-        self._node: guard.SwarmNode | None = None
+        self._node: SwarmNode | None = None
         self._p2p: P2P | None = None
         self._attaching: asyncio.Task[None] | None = None
         self._company: asyncio.Task[None] | None = None
@@ -153,7 +154,7 @@ class Directory:
     async def _attach(self, p2p: P2P) -> None:
         await self._detach(keep=p2p)
         self._served = self._serving
-        node: Any = await guard.SwarmNode.create(
+        node: Any = await SwarmNode.create(
             p2p=p2p,
             # A client asks and is never asked: whom others cannot dial would only be waited for in
             # their routing tables.
@@ -169,11 +170,7 @@ class Directory:
             ),
             # The board is our cache, and it knows which records still hold; a cached dictionary
             # would be stale.
-            cache_locally=False,
-            cache_nearest=0,
             cache_on_store=False,
-            cache_refresh_before_expiry=0,
-            reuse_get_requests=False,
         )
         self._node = node
         self._p2p = p2p
@@ -268,7 +265,7 @@ class Directory:
             posted = self._heard[1]
         if (node := self._node) is not None and self._clock.now() - posted > FRESH_S:
             with contextlib.suppress(*_DOWN):
-                await self._search(name, lambda: node.get(key, latest=True))
+                await self._search(name, lambda: node.read(key))
 
     async def close(self) -> None:
         """Leave the DHT and stop refreshing. The record is left to expire: :meth:`withdraw` first
@@ -335,7 +332,7 @@ class Directory:
             if self._body is not None and idle >= 2 * self._times * self._settings.refresh_s:
                 await self._post(self._body.pack())
 
-    async def _keep_company(self, p2p: P2P, node: guard.SwarmNode) -> None:
+    async def _keep_company(self, p2p: P2P, node: SwarmNode) -> None:
         """Meet the bootstrap peers, and whoever is on the board when nobody is left to ask."""
         pause, complained = self._settings.rejoin_s, False
         while True:
@@ -372,7 +369,7 @@ class Directory:
             pause = min(2 * pause, self._settings.rejoin_max_s)
 
     async def _meet(
-        self, p2p: P2P, node: guard.SwarmNode, peer: PeerId, addresses: list[Multiaddr]
+        self, p2p: P2P, node: SwarmNode, peer: PeerId, addresses: list[Multiaddr]
     ) -> bool:
         who = PeerID.from_base58(peer)
         client: Any = p2p._client  # the public face of P2P has no way to dial an address
@@ -384,7 +381,7 @@ class Directory:
         except _DOWN:
             return False
 
-    async def _settle(self, node: guard.SwarmNode) -> None:
+    async def _settle(self, node: SwarmNode) -> None:
         """Having met somebody: find the nodes near this one, and post the record among them."""
         with contextlib.suppress(*_DOWN):
             await self._search("settle", lambda: node.find_nearest_nodes([node.node_id]))

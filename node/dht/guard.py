@@ -21,7 +21,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 import node.core.bare  # noqa: F401  first: hivemind without its averager and optimizer
@@ -30,7 +30,6 @@ import node.core.bare  # noqa: F401  first: hivemind without its averager and op
 import hivemind.dht.node
 import msgpack
 from hivemind.dht.crypto import DHTRecord, RecordValidatorBase
-from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import DHTProtocol
 from hivemind.dht.routing import DHTID
 from hivemind.dht.storage import DictionaryDHTValue
@@ -91,11 +90,6 @@ BROUGHT_PER_S = 1.0
 """Rate at which one peer may store records of writers that are new here, beside its own; it may
 store :data:`OTHERS` at once."""
 
-SOURCES = 3
-"""Nodes of a walk that are asked for the records under a key. The others are asked only for nodes
-near the key. Each record is at five nodes, and the records of sixty peers are 24 KiB, which cost
-both sides milliseconds of processor time."""
-
 Tell = Callable[[PeerId, str, str], None]
 """``tell(peer, kind, text)`` records something a peer did."""
 
@@ -123,6 +117,7 @@ def install() -> None:
     logging.getLogger("hivemind.utils.serializer").setLevel(logging.ERROR)
 
 
+@lru_cache(maxsize=4096)  # every answer names some nodes, again and again the same
 def node_id_of(peer: PeerID) -> DHTID:
     """Where a peer stands in the DHT: derived from its PeerId, so that nobody can choose a place
     next to a key."""
@@ -652,42 +647,6 @@ class SwarmProtocol(DHTProtocol):
                 ):
                     dictionary.store(subkey, value, expires)
         return bool(dictionary.data)
-
-
-@dataclass
-class _Walk:
-    """A walk through the DHT: how many more of its nodes are to be asked for records."""
-
-    sources: int = SOURCES
-
-
-_walk: ContextVar[_Walk | None] = ContextVar("walk", default=None)
-
-
-class SwarmNode(DHTNode):
-    """hivemind's node, whose walks ask few nodes for records."""
-
-    async def find_nearest_nodes(self, *args: Any, **kwargs: Any) -> Any:
-        """As the parent, in a walk of its own."""
-        _walk.set(_Walk())
-        return await super().find_nearest_nodes(*args, **kwargs)
-
-    async def get_many_by_id(self, *args: Any, **kwargs: Any) -> Any:
-        """As the parent, in a walk of its own."""
-        _walk.set(_Walk())
-        return await super().get_many_by_id(*args, **kwargs)
-
-    async def _call_find_with_blacklist(self, peer_id: PeerID, keys: Collection[DHTID]) -> Any:
-        walk = _walk.get() or _Walk()
-        if walk.sources > 0:
-            walk.sources -= 1
-            found = await super()._call_find_with_blacklist(peer_id, keys)
-            walk.sources += not found
-            return found
-        # Ids that differ in the last bit are near the same nodes, and nothing is stored there.
-        beside = {DHTID(key ^ 1): key for key in keys}
-        found = await super()._call_find_with_blacklist(peer_id, list(beside))
-        return found and {beside[key]: (None, near) for key, (_, near) in found.items()}
 
 
 class _Welcome(P2PContext):

@@ -9,7 +9,7 @@ from node.consensus.voters import Quorum
 from node.core.ids import NO_CELL, CellId, PeerId
 from node.core.journey import Plan, Version, Window
 from node.epoch.plan_context import PlanContext
-from node.pipeline.events import MicroBatchDone
+from node.pipeline.events import MicroBatchDone, VisitSketches
 from node.scheduler.costs import NOTHING, Measured
 from node.scheduler.router import SearchJob
 
@@ -198,6 +198,16 @@ class MicroBatchesReported:
     peer: PeerId
     plan_hash: str
     results: tuple[MicroBatchDone, ...]
+
+
+@dataclass(frozen=True)
+class Sketched:
+    """A member reports sketches of the tensors that it sent and received in micro-batches of the
+    plan with this hash."""
+
+    peer: PeerId
+    plan_hash: str
+    visits: tuple[VisitSketches, ...]
 
 
 @dataclass(frozen=True)
@@ -391,7 +401,8 @@ class EnterCell:
 @dataclass(frozen=True)
 class RoundArrived:
     """The leader closes the epoch (attempt 0) or repairs it. ``digest``: digest of the state that
-    ``sources`` have committed; ``tokens``: tokens counted in this epoch."""
+    ``sources`` have committed; ``tokens``: tokens counted in this epoch; ``sample``: seed of the
+    micro-batches of which sketches are reported."""
 
     leader: PeerId
     epoch: int
@@ -405,6 +416,7 @@ class RoundArrived:
     deadline_s: float
     digest: str = ""
     tokens: int = 0
+    sample: str = ""
 
 
 @dataclass(frozen=True)
@@ -437,6 +449,18 @@ class GoTo:
 
     version: Version
     how: str
+
+
+@dataclass(frozen=True)
+class FetchBase:
+    """Fetch the parameters that a plan begins from within ``within_s`` seconds, and let the plan
+    arrive again once they are in place. Until then the version in place stays. ``digest``: the
+    only one to accept."""
+
+    version: Version
+    donors: tuple[PeerId, ...]
+    digest: str
+    within_s: float
 
 
 @dataclass(frozen=True)
@@ -523,6 +547,7 @@ LeaderEvent = (
     | Declined
     | Accused
     | MicroBatchesReported
+    | Sketched
     | Committed
     | Incomplete
     | Evaluated
@@ -545,6 +570,7 @@ MemberEvent = PlanArrived | RoundArrived | RoundEnded | Adopted | VersionPlaced 
 MemberAction = (
     RefuseCaller
     | GoTo
+    | FetchBase
     | Settle
     | BeginEpoch
     | EnterCell

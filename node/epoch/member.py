@@ -19,6 +19,10 @@ from node.core.journey import Plan, Version
 from node.epoch import events as ev
 from node.epoch.plan_context import PastPlan, makes
 
+FETCH_S = 8.0
+"""Longest fetch of the parameters that a plan begins from, in seconds: twice the longest that a
+leader expects. Meanwhile no later plan is heard."""
+
 
 class MemberState(Enum):
     """The stage of the epoch that this member has reached."""
@@ -61,6 +65,14 @@ class Member:
     def busy(self) -> bool:
         """True while an epoch is under way here."""
         return self.state in (MemberState.RUN, MemberState.AVERAGE, MemberState.COPY)
+
+    @property
+    def sample(self) -> str:
+        """Seed of the micro-batches of which this member reports sketches, from its newest
+        round."""
+        if self._newest_round is None:
+            return ""
+        return self._newest_round.sample
 
     @property
     def _under_way(self) -> ev.RoundArrived | None:
@@ -152,6 +164,10 @@ class Member:
             return [ev.RefuseCaller(why)]
         me = plan.member(self.me)
         current = me is not None and me.current
+        if me is not None and current and self._lacks(plan, me.stage):
+            donors = tuple(m.peer for m in plan.stage(me.stage) if m.current and m.peer != self.me)
+            digest = plan.digests[me.stage]
+            return [ev.FetchBase(plan.base, donors, digest, min(FETCH_S, plan.deadline_s))]
         behind = None if current else (self.at, self.tokens)
         done: list[Any] = []
         if me is not None and me.current:
@@ -195,6 +211,11 @@ class Member:
                 )
             )
         return done
+
+    def _lacks(self, plan: Plan, stage: int) -> bool:
+        """Return True if the parameters from which a plan begins cannot be put in place here
+        without other peers."""
+        return plan.base not in (self.at, *self.reachable) and stage not in plan.stood
 
     def _moves(self, plan: Plan, stage: int) -> list[Any]:
         """The moves of a current member to the base of a plan that it can follow."""

@@ -29,7 +29,10 @@ their number, up to :data:`CALM_BEAT_S`: one leader receives them all."""
 BEAT_AT_MOST_S = 0.1
 """Least seconds between two heartbeats, however urgent the next one is."""
 TICK_S = 0.25
-"""Seconds between two looks at the clock."""
+"""Seconds between two looks at the clock of a leader."""
+IDLE_TICK_S = 0.9
+"""The same for a peer that does not lead, which has nothing to decide by the clock; less than the
+gap that counts as a delay of the process (:data:`node.core.patience.GAP_S`)."""
 TELL_TIMEOUT_S = 10.0
 """Seconds for a note whose receiver may have to load a checkpoint first, if there is no connection
 yet."""
@@ -45,6 +48,9 @@ REDIAL_MOST_S = 3.0
 """Most seconds for such an answer, the dial included."""
 PROBE_WAYS_S = 0.5
 """Seconds between two checks of which connections to measure."""
+WAYS_REST_S = 5.0
+"""Seconds without such a check after one that found nothing to measure, while the peers in sight
+and the leader stay the same."""
 PROBE_AGAIN_S = 120.0
 """Seconds between two measurements of one connection."""
 PROBE_FAILED_S = 5.0

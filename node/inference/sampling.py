@@ -16,7 +16,7 @@ MOST_AGAIN_S = 900.0
 class Pace:
     """How often samples are taken. ``every``: epochs between two; ``least_s``: seconds from the end
     of one to the beginning of the next; ``share``: most of the time that they take. Texts without a
-    pause cost training 18 % of its speed (docs/benchmarks.md), so the default costs 2 %."""
+    pause cost training 18 % of its speed (docs/benchmarks/history.md), so the default costs 2 %."""
 
     every: int = 4
     least_s: float = 30.0

@@ -354,7 +354,7 @@ class CutSteps:
             "step",
             orders=[asdict(order) for order in orders],
             epoch=epoch,
-            rule=asdict(followed()),
+            rule=asdict(followed("cpu" if self.on_cpu else "cuda")),
         ):
             pieces, made, failed = self.mine.step(orders, epoch, kept, wholes)
         if failed:

@@ -55,7 +55,8 @@ class CutEnds(Ends):
         head = self.lm_head
         if head is None:
             head = self.model.embed_tokens
-        return cast(DTensor, F.linear(self._everywhere(self.model.norm(h)), head.weight).float())
+        weight = self.copies.of(head.weight)
+        return cast(DTensor, F.linear(self._everywhere(self.model.norm(h)), weight).float())
 
     def _everywhere(self, tensor: Tensor) -> DTensor:
         return DTensor.from_local(tensor, self.here.mesh, [Replicate()], run_check=False)
@@ -73,6 +74,7 @@ class Program:
         else:
             module = build(settings, stages, stage)
         self.module = _cut(module, here)
+        self._copies = module.keep_copies()
         self.ends = cast(CutEnds, self.module)
         """The module of stage 0."""
         self.parameters = dict(self.module.named_parameters())
@@ -144,6 +146,7 @@ class Program:
             parent, _, leaf = name.rpartition(".")
             setattr(self.module.get_submodule(parent), leaf, nn.Parameter(part))
         self.parameters = dict(self.module.named_parameters())
+        self._copies.forget_all()
 
     def whole(self, parts: Mapping[str, Tensor], names: Sequence[str]) -> dict[str, Tensor]:
         """Tensors that are cut as the parameters ``names`` are, whole, on the CPU at rank 0;

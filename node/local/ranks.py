@@ -24,6 +24,7 @@ from weakref import finalize
 from node.core.errors import DeviceLost
 from node.local.rank import NEXT_STEP, TIMEOUT_S, Rank
 from node.model.device import Device
+from node.model.products import by_onednn
 from node.model.settings import ModelSettings
 from node.optim.settings import OptimSettings
 from node.transport import parent_watch
@@ -106,6 +107,7 @@ class Ranks:
                     "optimizer": asdict(optimizer),
                     "epochs": epochs,
                     "threads": threads,
+                    "onednn": by_onednn(),
                     "timeout_s": self._timeout_s,
                 },
             )

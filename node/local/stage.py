@@ -25,7 +25,7 @@ from node.model.documents import NO_TARGET, for_loss
 from node.model.settings import ModelSettings
 from node.model.stages import Ends
 from node.optim.settings import OptimSettings
-from node.pipeline.gradients import GradientSum, Share
+from node.pipeline.gradients import EpochSum, GradientSum, Share
 from node.pipeline.guard import NotFinite
 from node.pipeline.visit_buffers import Autocast, StageMath
 from node.telemetry.resources import cores
@@ -241,44 +241,41 @@ class CutGradients(Mapping[str, Tensor]):
 
 
 class CutSum(GradientSum):
-    """The sum of sharded gradient shares; each rank sums its own parts."""
+    """The sum of sharded gradient shares; each rank sums its own parts. The other ranks begin an
+    epoch with its first share."""
 
     def __init__(self, ranks: Ranks, program: Program) -> None:
         super().__init__()
         self._ranks = ranks
         self._program = program
-        self._round = 1
-        self._heard = 0
-        """Round of the last share that the other ranks have added. Changed in their turn alone."""
+        self._heard = 1
+        """Number of the epoch of the last share that the other ranks have added. Changed in their
+        turn alone."""
 
     def whole(self) -> tuple[Mapping[str, Tensor], int]:
         """As for one device. Gradients are gathered on the CPU one at a time. Raises DeviceLost."""
-        self.drain()
-        with self._lock:
-            parts = dict(self._sums)
-            tokens = self._tokens
-            number = self._round
+        epoch = self._drained()
+        with epoch.lock:
+            parts = dict(epoch.sums)
+            tokens = epoch.tokens
         if not parts:
             return {}, tokens
         handle = self._ranks.handle()
         with self._ranks.turn():
-            if number != self._heard:
+            if epoch.number != self._heard:
                 # The epoch has begun anew meanwhile: the others have other sums, or none.
                 return {}, 0
-            with self._ranks.command("take", round=number, number=handle.number):
+            with self._ranks.command("take", round=epoch.number, number=handle.number):
                 return CutGradients(self._ranks, self._program, parts, handle), tokens
 
-    def reset(self) -> None:
-        """As for one device. The other ranks reset with the first share of the next round."""
-        super().reset()
-        self._round += 1
-
-    def _add(self, share: Share) -> None:
-        with self._ranks.command(
-            "add", round=self._round, share=cast(CutShare, share).handle.number
-        ):
-            self._heard = self._round
-            super()._add(share)
+    def _add(self, share: Share, epoch: EpochSum) -> None:
+        with self._ranks.turn():
+            if epoch.number < self._heard:
+                return  # the others add shares of a later epoch, and would forget them
+            self._heard = epoch.number
+            number = cast(CutShare, share).handle.number
+            with self._ranks.command("add", round=epoch.number, share=number):
+                super()._add(share, epoch)
 
 
 # Opening one
@@ -342,6 +339,6 @@ async def open_stage(
         program = await loop.run_in_executor(None, Program, here, model, stages, stage)
         steps = CutSteps(ranks, program, optimizer, epochs)
         return LocalStage(ranks, program, module, model, steps)
-    except BaseException:
+    except BaseException:  # also cancelled: the processes must not stay
         await asyncio.to_thread(ranks.close)
         raise

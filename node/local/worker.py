@@ -69,7 +69,7 @@ class Worker:
             case "load":
                 self._program.load(None)
             case "step":
-                follow(KernelRule(**words["rule"]))
+                follow(KernelRule(**words["rule"]), self._device.type)
                 orders = [PartOrder(**{**o, "shape": tuple(o["shape"])}) for o in words["orders"]]
                 states, _, _ = self._optimizer.step(orders, words["epoch"], self._kept)
                 self._kept |= states
@@ -123,7 +123,7 @@ def main() -> int:
     lines = sys.stdin.buffer
     w = json.loads(lines.readline())
     try:
-        set_threads(w["threads"])
+        set_threads(w["threads"], w["onednn"])
         device = Device.pick(w["device"])
         if device.is_cuda:
             torch.cuda.set_device(device.device)

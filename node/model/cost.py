@@ -74,14 +74,15 @@ class MemoryRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StageBytes:
-    """Bytes of one stage on one peer. ``stash`` (activations of ``stashed`` micro-batches),
-    ``shares`` (gradients of ``uncounted`` micro-batches) and ``work`` (scratch of one forward and
-    backward) are taken while micro-batches pass. ``before`` (the fresh parameters, then the
-    parameters of the version before) is taken while gradients are averaged and stepped. Never both:
-    the stash is empty when a round begins, and the memory of a round is free before the next
-    plan."""
+    """Bytes of one stage on one peer. ``copies`` (of fp32 weights, in 16 bits) are held from the
+    first forward on. ``stash`` (activations of ``stashed`` micro-batches), ``shares`` (gradients of
+    ``uncounted`` micro-batches) and ``work`` (scratch of one forward and backward) are taken while
+    micro-batches pass. ``before`` (the fresh parameters, then the parameters of the version before)
+    is taken while gradients are averaged and stepped. Never both: the stash is empty when a round
+    begins, and the memory of a round is free before the next plan."""
 
     parameters: int
+    copies: int
     gradients: int
     stashed: int
     stash: int
@@ -95,7 +96,8 @@ class StageBytes:
     def kept(self) -> int:
         """Bytes held all the time."""
         r = self.rounds
-        return self.parameters + self.gradients + r.optimizer + r.outer + r.shelf
+        weights = self.parameters + self.copies
+        return weights + self.gradients + r.optimizer + r.outer + r.shelf
 
     @property
     def passes(self) -> int:
@@ -122,6 +124,7 @@ class StageBytes:
         stepped = "in averaging and steps"
         return (
             MemoryRow(always, "parameters", self.parameters),
+            MemoryRow(always, "their copies in 16 bits", self.copies),
             MemoryRow(always, "gradients", self.gradients),
             MemoryRow(always, "optimizer", r.optimizer),
             MemoryRow(always, "rounds between cells", r.outer),
@@ -179,8 +182,7 @@ def stash_bytes(
     That is every tensor autograd saves, as counted by torch's saved-tensor hooks on the CPU, and
     the output, or the part of them that ``recompute`` leaves. The ends keep token ids, the hidden
     states they sent and got back, and for their own layers the tensors of a block stage. ``cast``:
-    fp32 parameters are computed with under bf16 autocast, and each micro-batch keeps the bf16
-    copies that its forward made.
+    fp32 parameters are computed with under bf16 autocast.
     """
     tokens = micro_batch * settings.seq_len
     d = settings.d_model
@@ -192,21 +194,21 @@ def stash_bytes(
         if recompute == "layers":
             beside += layers * tokens * 4 * d
         return beside
-    copies = 0
-    if cast:
-        copies = cast_bytes(settings, stages, stage)
-    return beside + layers * graph_bytes(settings, tokens, masked, cast=cast) + copies
+    return beside + layers * graph_bytes(settings, tokens, masked, cast=cast)
 
 
 def cast_bytes(settings: ModelSettings, stages: int, stage: int) -> int:
-    """Bytes of the bf16 copies that one forward under autocast makes of fp32 parameters of the
-    layers of a stage."""
+    """Bytes of the 16-bit copies of fp32 weights that products under autocast read: of the layers,
+    and of the head."""
+    head = 0
+    if stage == ENDS:
+        head = settings.vocab * settings.d_model
     one = replace(settings, layers=1, ends_layers=0)
     numbers = count(parameter_shapes(one, 1, 1))
     frozen = 0
     if settings.adapter:
         frozen = count(base_shapes(one, 1, 1))
-    return 2 * (numbers + frozen) * len(layers_of(settings, stages, stage))
+    return 2 * ((numbers + frozen) * len(layers_of(settings, stages, stage)) + head)
 
 
 def frames_bytes(settings: ModelSettings, micro_batch: int) -> int:
@@ -219,7 +221,7 @@ def graph_bytes(
 ) -> int:
     """Bytes that autograd keeps of one layer for ``tokens`` tokens, fp32. Where documents are kept
     apart (``masked``) attention's output counts twice: once by document, once whole. ``cast``:
-    under bf16 autocast, without the copies of parameters."""
+    under bf16 autocast."""
     d = settings.d_model
     q = settings.heads * head_dim(settings)
     kv = settings.kv_heads * head_dim(settings)
@@ -272,16 +274,13 @@ def work_bytes(
     """Bytes of the largest passing tensors of one backward. In layers these are the SwiGLU's
     gradients, the tensors that come in and go out, and the ones that are computed again. In the
     head they are logits and their gradients, at most ``logits`` at once, and at least those of one
-    token. The ends go through one of them at a time. ``cast``: as for :func:`stash_bytes`; the
-    copies are passing tensors where no micro-batch keeps them."""
+    token. The ends go through one of them at a time. ``cast``: as for :func:`stash_bytes`."""
     tokens = micro_batch * settings.seq_len
     layers = len(layers_of(settings, stages, stage))
     head = through = 0
     if stage == ENDS:
         # logits, log-probabilities, gradient
         head = 3 * 4 * min(tokens * settings.vocab, max(logits, settings.vocab))
-        if cast:
-            head += 2 * settings.vocab * settings.d_model
     if layers:
         again = {"off": 0, "layers": 1, "stage": layers}[recompute]
         through = (
@@ -289,8 +288,6 @@ def work_bytes(
             + frames_bytes(settings, micro_batch)
             + again * graph_bytes(settings, tokens, masked, cast=cast)
         )
-        if cast and recompute != "off":
-            through += cast_bytes(settings, stages, stage)
     return max(head, through)
 
 
@@ -310,8 +307,8 @@ def stage_bytes(
 ) -> StageBytes:
     """Plan the memory of ``stage`` on one peer with ``in_flight`` micro-batches stashed, together
     with the memory of ``rounds``. ``width``: bytes of a parameter, and of its gradient by one
-    micro-batch; gradients are summed in fp32. ``cast``: as for :func:`stash_bytes`; ``logits``: as
-    for :func:`work_bytes`.
+    micro-batch; gradients are summed in fp32. ``cast``: as for :func:`stash_bytes`, and the copies
+    of :func:`cast_bytes` are kept; ``logits``: as for :func:`work_bytes`.
 
     Raises UsageFault for a shape, cut or stage that does not exist.
     """
@@ -320,6 +317,9 @@ def stage_bytes(
     kept = 0
     if settings.adapter:
         kept = width * count(base_shapes(settings, stages, stage))
+    copies = 0
+    if cast:
+        copies = cast_bytes(settings, stages, stage)
     one = (settings, stages, stage, micro_batch, recompute, masked)
     waiting = stash_bytes(*one, cast=cast)
     # Of a micro-batch there are activations or gradients, both of the one in its backward.
@@ -331,6 +331,7 @@ def stage_bytes(
         uncounted = min(in_flight, uncounted_shares(place))
     return StageBytes(
         parameters=kept + trained,
+        copies=copies,
         gradients=4 * numbers,
         stashed=in_flight + 1 - uncounted,
         stash=(in_flight + 1 - uncounted) * waiting,

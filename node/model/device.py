@@ -15,7 +15,7 @@ from torch import Tensor
 from node.core.errors import OutOfResources, UsageFault
 from node.core.memory import give_freed_back, most_resident
 from node.core.numbers import several
-from node.model.products import prefer_faster
+from node.model.products import follow, prefer_faster
 from node.telemetry import resources
 
 Format = Literal["fp32", "bf16", "fp16"]
@@ -207,15 +207,19 @@ class Device:
             torch.cuda.synchronize(self.device)
 
 
-def set_threads(threads: int) -> None:
+def set_threads(threads: int, onednn: bool | None = None) -> None:
     """Let torch use ``threads`` CPU threads, 0 for every core that this process may keep busy, and
-    choose the library of their products (:mod:`node.model.products`).
+    choose the library of their products (:mod:`node.model.products`). ``onednn``: the choice of
+    another process, which is followed without a measurement.
 
     Daemons that share a machine should share its cores too: more threads than cores cost a factor,
     not a percentage.
     """
     torch.set_num_threads(threads or resources.cores())
-    prefer_faster(torch.get_num_threads())
+    if onednn is None:
+        prefer_faster(torch.get_num_threads())
+    else:
+        follow(onednn)
 
 
 def _absent(wanted: str, there: int) -> OutOfResources:

@@ -39,8 +39,8 @@ class Mark(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """A mark of a device whose computations are done when their call returns. ``at``: seconds of
-    the clock."""
+    """Mark of a synchronous device: its computations end before their call returns. ``at``: time of
+    the mark, in seconds of the clock."""
 
     at: float
 
@@ -172,7 +172,7 @@ class LaneThread:
         return future
 
     def post(self, call: Callable[[], None]) -> None:
-        """Queue a call that raises nothing and whose end nobody waits for."""
+        """Queue a call without a future. The call must not raise."""
         if self._thread is None:
             self._thread = Thread(target=self._work, name=self._name, daemon=True)
             self._thread.start()

@@ -88,9 +88,9 @@ class Precision:
         return chosen
 
     def autocast(self) -> AbstractContextManager[object]:
-        """The context of a forward. A processor computes in fp32 where no gradient is recorded:
-        for the few tokens of a text that is being generated, copies of all parameters would take
-        longer than the products."""
+        """The context of a forward. A processor computes in fp32 where no gradient is recorded: a
+        product for one token of a text gains little in 16 bits, and the first token after every
+        change of the weights would wait for their copies."""
         if not torch.is_grad_enabled() and not self._device.is_cuda and self._parameters == "fp32":
             return self._device.computing_in("fp32")
         return self._device.computing_in(self.format)

@@ -13,7 +13,7 @@ V vocab.
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import cast
+from typing import Protocol, cast
 
 import numpy as np
 import torch
@@ -24,16 +24,24 @@ from node.core.ids import ENDS
 from node.model.cost import LOGITS_AT_ONCE
 from node.model.device import brought
 from node.model.documents import NO_TARGET, for_loss, lengths_of
+from node.model.kernels import EAGER, Kernels, rotate
 from node.model.products import linear
 from node.model.recompute import recomputed
 from node.model.rope import frequencies, regime
 from node.model.settings import ModelSettings
 from node.model.shapes import head_dim, layers_of, parameter_shapes
 from node.model.text_cache import Turn
+from node.model.weight_copies import NO_COPIES, WeightCopies
 from node.wire.tensors import dtype_of
 
 ROWS = 128
 """Positions by which a table of the rotary embedding grows."""
+
+
+class Positions(Protocol):
+    """Tables of the rotary embedding by the length of a text."""
+
+    def tables(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]: ...
 
 
 class Rope:
@@ -84,20 +92,17 @@ class Rope:
         return torch.cat(cos), torch.cat(sin)
 
 
-def rotate(x_BTHW: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of every head; same shape."""
-    return torch.addcmul(x_BTHW * cos, x_BTHW.roll(x_BTHW.shape[-1] // 2, -1), sin)
-
-
 class RMSNorm(nn.RMSNorm):
     """x / rms(x) * weight over the last dimension (arXiv 1910.07467)."""
 
+    kernels: Kernels = EAGER
+
     def forward(self, x: Tensor) -> Tensor:
+        eps = cast(float, self.eps)
         # The narrower of input and weight is widened: torch has no fused form for two formats.
         if self.weight.dtype is torch.float32:
-            return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps).to(x.dtype)
-        weight = self.weight.to(x.dtype)
-        return F.rms_norm(x, weight.shape, weight, self.eps)
+            return self.kernels.rms_norm(x.float(), self.weight, eps).to(x.dtype)
+        return self.kernels.rms_norm(x, self.weight.to(x.dtype), eps)
 
 
 class _Linear(nn.Linear):
@@ -107,11 +112,13 @@ class _Linear(nn.Linear):
     sympy: 1 to 3 s of processor time and 45 MiB in every daemon.
     """
 
+    copies = NO_COPIES
+
     def reset_parameters(self) -> None:
         pass
 
     def forward(self, input: Tensor) -> Tensor:
-        return linear(input, self.weight, self.bias)
+        return linear(input, self.copies.of(self.weight), self.bias)
 
 
 class _Embedding(nn.Embedding):
@@ -127,6 +134,8 @@ def _linear(inputs: int, outputs: int, bias: bool = False) -> nn.Linear:
 
 class Attention(nn.Module):
     """Causal grouped-query attention (arXiv 2305.13245)."""
+
+    kernels: Kernels = EAGER
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -144,7 +153,7 @@ class Attention(nn.Module):
             self.k_norm = None
         self.grouped = settings.heads != settings.kv_heads
 
-    def forward(self, x_BTD: Tensor, rope: Rope, lengths: tuple[int, ...] = ()) -> Tensor:
+    def forward(self, x_BTD: Tensor, rope: Positions, lengths: tuple[int, ...] = ()) -> Tensor:
         """``lengths``: of the documents in all sequences, one behind the other, which see and know
         nothing of each other; none: every sequence is one."""
         B, T, _ = x_BTD.shape
@@ -213,11 +222,10 @@ class Attention(nn.Module):
             k = self.k_norm(k)
         return q, k, v
 
-    def _causal(self, q_BTHW: Tensor, k_BTKW: Tensor, v_BTKW: Tensor, rope: Rope) -> Tensor:
+    def _causal(self, q_BTHW: Tensor, k_BTKW: Tensor, v_BTKW: Tensor, rope: Positions) -> Tensor:
         cos, sin = rope.tables(q_BTHW.shape[1], q_BTHW)
-        q, k, v = (
-            x.transpose(1, 2) for x in (rotate(q_BTHW, cos, sin), rotate(k_BTKW, cos, sin), v_BTKW)
-        )
+        q_BTHW, k_BTKW = self.kernels.rotate(q_BTHW, k_BTKW, cos, sin)
+        q, k, v = (x.transpose(1, 2) for x in (q_BTHW, k_BTKW, v_BTKW))
         out_BHTW = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
         return out_BHTW.transpose(1, 2)
 
@@ -226,6 +234,7 @@ class Adapted(nn.Module):
     """x W^T + b + alpha / r (x A^T) B^T: a frozen matrix, and the adapter learned beside it (arXiv
     2106.09685). B begins as zero, A with the deviation of PEFT's A."""
 
+    copies = NO_COPIES
     weight: Tensor
     bias: Tensor | None
 
@@ -238,11 +247,14 @@ class Adapted(nn.Module):
         self.scale = alpha / rank
 
     def forward(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias) + self.lora_B(self.lora_A(x)) * self.scale
+        frozen = linear(x, self.copies.of(self.weight), self.bias)
+        return frozen + self.lora_B(self.lora_A(x)) * self.scale
 
 
 class SwiGLU(nn.Module):
     """down(silu(gate(x)) * up(x)) (arXiv 2002.05202)."""
+
+    kernels: Kernels = EAGER
 
     def __init__(self, settings: ModelSettings) -> None:
         super().__init__()
@@ -251,7 +263,7 @@ class SwiGLU(nn.Module):
         self.down_proj = _linear(settings.d_ff, settings.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+        return self.down_proj(self.kernels.swiglu(self.gate_proj(x), self.up_proj(x)))
 
 
 class Layer(nn.Module):
@@ -264,7 +276,7 @@ class Layer(nn.Module):
         self.post_attention_layernorm = RMSNorm(settings.d_model, settings.norm_eps)
         self.mlp = SwiGLU(settings)
 
-    def forward(self, h_BTD: Tensor, rope: Rope, lengths: tuple[int, ...] = ()) -> Tensor:
+    def forward(self, h_BTD: Tensor, rope: Positions, lengths: tuple[int, ...] = ()) -> Tensor:
         h_BTD = h_BTD + self.self_attn(self.input_layernorm(h_BTD), rope, lengths)
         return h_BTD + self.mlp(self.post_attention_layernorm(h_BTD))
 
@@ -295,6 +307,9 @@ class _Stage(nn.Module):
     inside a layer are not kept for backward, but computed again. ``pause`` is called between two
     layers, in forward and in backward, so that short work need not wait for all of them."""
 
+    kernels: Kernels = EAGER
+    copies = NO_COPIES
+
     def __init__(self, settings: ModelSettings, layers: range) -> None:
         super().__init__()
         self.settings = settings
@@ -304,6 +319,15 @@ class _Stage(nn.Module):
         self.rope = Rope(settings)
         self.model = _Model()
         self.model.layers = nn.ModuleDict({str(i): Layer(settings) for i in layers})
+
+    def keep_copies(self) -> WeightCopies:
+        """Keep the 16-bit copies of weights between forwards, and return them, for the code that
+        changes weights."""
+        copies = WeightCopies()
+        for inner in self.modules():
+            if isinstance(inner, _Linear | Adapted | _Stage):
+                inner.copies = copies
+        return copies
 
     def through(self, h_BTD: Tensor, document_ends: Sequence[int] = ()) -> Tensor:
         """Hidden states [B, T, D] through the layers, in order. ``document_ends``: tokens after
@@ -316,12 +340,23 @@ class _Stage(nn.Module):
             self.pause()
             if h_BTD.requires_grad:
                 h_BTD.register_hook(self._pause_backward)
-            part = partial(layer, rope=self.rope, lengths=lengths)
+            part = self._part(layer, h_BTD, lengths)
             if again:
                 h_BTD = recomputed(part, h_BTD, layer.parameters())
             else:
                 h_BTD = part(h_BTD)
         return h_BTD
+
+    def _part(
+        self, layer: nn.Module, h_BTD: Tensor, lengths: tuple[int, ...]
+    ) -> Callable[[Tensor], Tensor]:
+        """A layer as a function of hidden states like these. Where documents are kept apart, their
+        number would be compiled in, so the layer itself is called."""
+        compiled = self.kernels.layer
+        if compiled is None or lengths:
+            return partial(layer, rope=self.rope, lengths=lengths)
+        cos, sin = self.rope.tables(h_BTD.shape[1], h_BTD)
+        return partial(compiled, layer, cos=cos, sin=sin)
 
     def _pause_backward(self, gradient: Tensor) -> None:
         self.pause()
@@ -379,7 +414,7 @@ class Ends(_Stage):
         head = self.lm_head
         if head is None:
             head = self.model.embed_tokens
-        return linear(self.model.norm(h_BTD), head.weight).float()
+        return linear(self.model.norm(h_BTD), self.copies.of(head.weight)).float()
 
     def loss(self, h_BTD: Tensor, targets_BT: Tensor) -> tuple[Tensor, int]:
         """(sum over tokens of the cross entropy in nats, a differentiable fp32 scalar; number of
@@ -413,8 +448,14 @@ class Ends(_Stage):
         return [*self.model.norm.parameters(), *head.parameters()]
 
     def _piece(self, h_ND: Tensor, targets_N: Tensor) -> Tensor:
-        logits_NV = self.logits(h_ND)
-        return F.cross_entropy(logits_NV, targets_N, reduction="sum", ignore_index=NO_TARGET)
+        compiled = self.kernels.loss
+        if compiled is None:
+            return self.cross_entropy(h_ND, targets_N)
+        return compiled(self, h_ND, targets_N)
+
+    def cross_entropy(self, h_ND: Tensor, targets_N: Tensor) -> Tensor:
+        """The loss of some tokens, whose logits are held at once."""
+        return self.kernels.cross_entropy(self.logits(h_ND), targets_N)
 
 
 class Blocks(_Stage):

@@ -56,6 +56,10 @@ class TextCache:
         self._keys.clear()
         self._values.clear()
 
+    def cut(self, length: int) -> None:
+        """Forget the tokens behind the first ``length``; their memory stays for the next ones."""
+        self.length = min(self.length, length)
+
     def advance(self, count: int) -> None:
         """Count the tokens that every layer has been given."""
         self.length += count

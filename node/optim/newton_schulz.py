@@ -152,24 +152,25 @@ def _iterate(
     return x
 
 
-_followed: list[KernelRule] = [CPU]
+_followed: dict[str, KernelRule] = {"cpu": CPU, "cuda": CUDA}
+"""By kind of device: a process steps on the processor, and on one GPU at most."""
 
 
-def follow(rule: KernelRule) -> None:
-    """From now on, steps on a CPU are made by this rule in the whole process; before, by the one
-    for a processor not measured."""
-    _followed[:] = [rule]
+def follow(rule: KernelRule, kind: str = "cpu") -> None:
+    """From now on, steps on a kind of device are made by this rule in the whole process; before, by
+    the one for a device without measurements."""
+    _followed[kind] = rule
 
 
-def followed() -> KernelRule:
-    """The rule by which this process makes steps on a CPU."""
-    return _followed[0]
+def followed(kind: str = "cpu") -> KernelRule:
+    """The rule by which this process makes steps on a kind of device."""
+    return _followed[kind]
 
 
 def rule_of(device: torch.device) -> KernelRule:
-    """The rule for a device: CUDA's, or the one that is followed."""
+    """The rule that is followed on a device."""
     if device.type == "cuda":
-        return CUDA
+        return followed("cuda")
     return followed()
 
 

@@ -92,17 +92,22 @@ class RunEnded(Refused):
     this machine's people, by :func:`going_on` for the owner."""
 
     def __init__(self, order: Order, next_step: str = "") -> None:
-        invited = "its owner may go on in another run: ask for an invite to that one"
+        invited = (
+            "its owner may go on in another run, also to export this one: ask for an invite to "
+            "that one, and join it with the same home, whose checkpoints it begins with"
+        )
         super().__init__(f"this run {order.sentence(time.time())}", next_step or invited)
 
 
 def going_on(epochs: int, file: str) -> str:
     """Advice for the owner of an ended run: the way to train on from its last epoch, or to export
-    it. ``epochs``: number of the run; ``file``: its manifest on this machine."""
+    it. No peer of an ended run answers, so the stages come together in the next one. ``epochs``:
+    number of the run; ``file``: its manifest on this machine."""
     return (
         "go on from its last epoch in another run, and export it from there:  tutti swarm init "
         f"--continue {shlex.quote(file)} more.toml --epochs {2 * epochs} , then  tutti start "
-        "more.toml  and  tutti export DIR"
+        "more.toml ; stages that are not on this disk come with the machines that had them: each "
+        "joins that run with the same home; then  tutti export DIR"
     )
 
 

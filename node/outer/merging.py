@@ -21,6 +21,7 @@ from torch.nn.functional import pad
 from node.averaging.strategies.diloco import OuterState, outer_step, pseudo_gradient
 from node.averaging.strategies.outer import OuterSettings
 from node.core.errors import WireError
+from node.outer.weighing import weights_of
 from node.wire.coding.codecs import decode, encode, settle
 from node.wire.coding.formats import FORMATS, nbytes_of
 
@@ -73,6 +74,7 @@ class Merge:
     shared = False
     near = True
     owes: Named | None = None
+    weights: Mapping[str, float] | None = None
 
     def __init__(
         self, giver: Giver, settings: OuterSettings, shapes: Mapping[str, tuple[int, ...]]
@@ -175,7 +177,10 @@ class OuterSteps(Merge):
     @torch.no_grad()
     def makes(self, cell: str, own: Named, came: Mapping[str, Named]) -> dict[str, Tensor]:
         """Anchor and momentum after the outer step."""
-        after = self._stepped(mean_of(_held({**came, cell: own})))
+        held = _held({**came, cell: own})
+        if self.settings.weights == "agreement":
+            self.weights = weights_of(held)
+        after = self._stepped(mean_of(held, self.weights))
         return {name: after.anchor[name] for name in self._shapes} | {
             name + MOMENTUM: after.momentum[name] for name in self._shapes
         }
@@ -336,14 +341,20 @@ def _held(given: Mapping[str, Named]) -> dict[str, Named]:
 
 
 @torch.no_grad()
-def mean_of(given: Mapping[str, Named]) -> dict[str, Tensor]:
+def mean_of(
+    given: Mapping[str, Named], weights: Mapping[str, float] | None = None
+) -> dict[str, Tensor]:
     """The mean of the cells' contributions, summed in the order of the cells' names: all cells that
-    have the same contributions compute the same bits."""
-    first, *others = (given[cell] for cell in sorted(given))
+    have the same contributions compute the same bits. ``weights``: of the cells, None if equal."""
+    counts = weights or dict.fromkeys(given, 1.0)
+    first, *others = sorted(given)
+    whole = math.fsum(counts.values())
     found: dict[str, Tensor] = {}
-    for name, tensor in first.items():
-        total = sum((of[name].to("cpu") for of in others), tensor.to("cpu", torch.float64))
-        found[name] = (total / len(given)).to(torch.float32)
+    for name, tensor in given[first].items():
+        total = tensor.to("cpu", torch.float64) * counts[first]
+        for cell in others:
+            total.add_(given[cell][name].to("cpu"), alpha=counts[cell])
+        found[name] = (total / whole).to(torch.float32)
     return found
 
 

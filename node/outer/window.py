@@ -317,6 +317,7 @@ class WindowRound:
                     await self._engines.aside(self._clip, m)
                 mean = await self._engines.aside(gathered.mean, m.merge)
                 m.news.cells = 1 + len(gathered.came)
+                self._weighed(m)
                 if isinstance(m.merge, Pushes):
                     self._served(m, m.merge)
                 m.mean = WindowMean(mean, await self._engines.aside(digest, mean))
@@ -381,6 +382,18 @@ class WindowRound:
         self._engines.journal.emit(
             "averaging", "partner-clipped", text, level, cell=cell, window=window
         )
+
+    def _weighed(self, m: _Meeting) -> None:
+        """Report the cells of this window that count less than others."""
+        for cell, weight in (m.merge.weights or {}).items():
+            if weight < 1.0:
+                text = (
+                    f"cell {cell} counts {weight:.2g} times in window {m.number}: its difference "
+                    "goes against the others', or is a copy"
+                )
+                self._engines.journal.emit(
+                    "averaging", "partner-weighed", text, "warning", cell=cell, window=m.number
+                )
 
     def _served(self, m: _Meeting, merge: Pushes) -> None:
         """Report the ages of the pushes that came to this server."""

@@ -17,6 +17,8 @@ PATIENCE = 0.5
 """Share of the time of a pass for which an item waits for others."""
 PATIENCE_S = 0.02
 """Most seconds for which it waits."""
+SMALL = 9
+"""Size up to which items come one for each text: a token, and a draft of the next ones."""
 GAIN = 0.25
 """Weight of the newest pass in the average time of a pass."""
 
@@ -29,9 +31,10 @@ class Batcher(Generic[In, Out]):
     items are computed one by one, so that one of them cannot spoil the others. The total ``size``
     of the items of a pass is at most ``most``, unless one item alone is larger.
 
-    ``company(priority)``: number of items of size 1 that come about as often as each other, for
-    example one for each text under way. Such an item waits for the others, but only for a part of
-    the time that a pass takes: items that were in one pass of the hop before stay together.
+    ``company(priority)``: number of items up to :data:`SMALL` that come about as often as each
+    other, for example one for each text under way. Such an item waits for the others, but only for
+    a part of the time that a pass takes: items that were in one pass of the hop before stay
+    together.
     """
 
     def __init__(
@@ -52,7 +55,7 @@ class Batcher(Generic[In, Out]):
         """Results of items for which no job is queued yet."""
         self._timers: dict[Priority, asyncio.TimerHandle] = {}
         self._pass_s = 0.0
-        """Average seconds of a pass over items of size 1; written by the device thread."""
+        """Average seconds of a pass over small items; written by the device thread."""
 
     async def run(self, item: In, priority: Priority) -> Out:
         """The result for ``item``. Raises its error, and CancelledError where the device is closed
@@ -62,7 +65,8 @@ class Batcher(Generic[In, Out]):
         waiting.append((item, result))
         self._gathering[priority].append(result)
         patience_s = min(PATIENCE * self._pass_s, PATIENCE_S)
-        if self._size(item) != 1 or len(waiting) >= self._company(priority) or not patience_s:
+        small = self._size(item) <= SMALL
+        if not small or len(waiting) >= self._company(priority) or not patience_s:
             self._release(priority)
         elif priority not in self._timers:
             loop = asyncio.get_running_loop()
@@ -97,7 +101,7 @@ class Batcher(Generic[In, Out]):
             found = [error]
             if len(items) != 1:
                 found = [self._alone(item) for item in items]
-        if all(self._size(item) == 1 for item in items):
+        if all(self._size(item) <= SMALL for item in items):
             took_s = self._device.now() - began
             self._pass_s += (GAIN if self._pass_s else 1.0) * (took_s - self._pass_s)
         for (_, result), value in zip(batch, found, strict=True):

@@ -21,8 +21,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 U = TypeVar("U")
 AHEAD = 1
-"""Number of jobs that are issued while the device computes another one, so that it has no gap
-between jobs. With more, an urgent job would wait longer."""
+"""Number of jobs issued ahead of the job that the device computes. They leave no gap between jobs;
+with more of them, an urgent job would wait longer."""
 
 
 class Priority(IntEnum):
@@ -54,7 +54,7 @@ class _Job:
 
 
 class DeviceThread(Executor):
-    """A single worker thread with a priority queue.
+    """Worker thread of a device, with a priority queue of jobs.
 
     It is also a ``concurrent.futures.Executor``, so the optimizer step can share it with
     ``loop.run_in_executor(device, fn)`` and never runs beside a forward. ``idle_s``: seconds

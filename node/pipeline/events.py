@@ -16,6 +16,16 @@ class Direction(Enum):
     BACKWARD = "backward"
 
 
+class Crossing(Enum):
+    """A tensor that crosses a boundary of a stage. The origin sends its output and gets its
+    gradient at its first visit, and has the other two at its last."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+    OUTPUT_GRADIENT = "output gradient"
+    INPUT_GRADIENT = "input gradient"
+
+
 class Key(NamedTuple):
     """One visit: this peer's part in one micro-batch. The origin has two, at position 0 and at the
     last."""
@@ -426,6 +436,19 @@ class Neighbours:
     tokens: int
     taker: PeerId
     giver: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class VisitSketches:
+    """Sketches of the tensors that this peer exchanged with its neighbours in one micro-batch, one
+    for each :class:`Crossing`, as they travel. ``taker`` and ``giver`` as in :class:`Neighbours`:
+    the taker sent the input and took its gradient, the giver took the output and gave its
+    gradient."""
+
+    index: int
+    taker: PeerId
+    giver: PeerId
+    encoded: bytes
 
 
 @dataclass(frozen=True, slots=True)

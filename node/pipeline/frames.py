@@ -4,6 +4,7 @@ frame, and its document ends, before a byte of the tensor is read."""
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -23,6 +24,13 @@ CHUNK = 1 << 18
 """Bytes of tensor in one message. gRPC spends 2.2-2.9 ms of CPU on a MiB in such pieces, 3.7 ms in
 one of 1 MiB (glibc maps and unmaps every buffer that large) and 4.5 ms in pieces of 32 KiB; grpcio
 1.85 over loopback, one core."""
+LEFT = 1 << 20
+"""Bytes of tensor that are left in shared memory at once; a multiple of :data:`CHUNK`."""
+Leave = Callable[[memoryview], bytes | None]
+"""Leaves bytes in memory that the receiver of a frame shares. Returns where they are, or None if
+they have to be sent."""
+Fetch = Callable[[bytes, memoryview], int]
+"""Copies bytes that the sender of a frame left. Returns their number. Raises WireError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,9 +200,11 @@ def frames(
     untrained: int = 0,
     text: pb.TextTurn | None = None,
     wire: str = "",
+    leave: Leave | None = None,
 ) -> Iterator[pb.Frame]:
     """One activation or gradient as messages: the head, then chunks cut only when they are sent.
-    ``wire``: the format of ``buffer``, the run's by default."""
+    ``wire``: the format of ``buffer``, the run's by default. What ``leave`` takes needs no
+    chunks."""
     yield pb.Frame(
         head=pb.FrameHead(
             epoch=claim.epoch,
@@ -211,8 +221,14 @@ def frames(
             untrained=untrained,
         )
     )
-    for chunk in chunks(buffer, CHUNK):
-        yield pb.Frame(chunk=chunk)
+    view = memoryview(buffer)
+    for at in range(0, len(view), LEFT):
+        piece = view[at : at + LEFT]
+        if leave is not None and (place := leave(piece)) is not None:
+            yield pb.Frame(left=place)
+            continue
+        for chunk in chunks(piece, CHUNK):
+            yield pb.Frame(chunk=chunk)
 
 
 class EndedEarly(WireError):
@@ -220,13 +236,20 @@ class EndedEarly(WireError):
     too, so it proves no bad intent."""
 
 
-async def read_chunks(read: Callable[[], Any], reader: TensorReader) -> None:
-    """Feed ``reader`` until it is full. Raises EndedEarly for a stream that is too short, and
-    WireError for one that is too long, or not made of chunks."""
+async def read_chunks(
+    read: Callable[[], Any], reader: TensorReader, fetch: Fetch | None = None
+) -> None:
+    """Feed ``reader`` until it is full. ``fetch`` gets bytes that were left in shared memory; None:
+    there is none. Raises EndedEarly for a stream that is too short, and WireError for one that is
+    too long, or not made of chunks."""
     while reader.remaining:
         frame = await read()
         if frame is EOF:
             raise EndedEarly(f"the stream ended {reader.remaining} bytes early")
-        if frame.WhichOneof("part") != "chunk" or not frame.chunk:
+        part = frame.WhichOneof("part")
+        if part == "left" and fetch is not None:
+            reader.fill(partial(fetch, frame.left))
+        elif part == "chunk" and frame.chunk:
+            reader.feed(frame.chunk)
+        else:
             raise WireError("expected a chunk")
-        reader.feed(frame.chunk)

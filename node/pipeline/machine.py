@@ -85,10 +85,10 @@ from node.pipeline.route import (
     Delivery,
     Pause,
     Suspects,
+    Workloads,
     beside,
     current,
     misfit,
-    predicted,
     skipped,
     visited,
 )
@@ -320,7 +320,7 @@ class PipelineMachine:
         self._stage = mine.stage if mine else ENDS
         cells = current(plan) if plan else {}
         self._replicas = {stage: tuple(m.peer for m in cell) for stage, cell in cells.items()}
-        self._share_s, self._done_s = predicted(plan) if plan else ({}, {})
+        self._loads = Workloads(plan)
         return actions
 
     def _close(self, epoch: int) -> list[Action]:
@@ -589,13 +589,19 @@ class PipelineMachine:
             position = beside(visit.journey, key.position, way)
             there = visit.journey[position]
             able = self._allowed(self.paths[key.index], there.stage)
-            choice = leg.delivery.choose(there.peer, able, self.suspects, now, self._done_s)
+            heir = NOBODY
+            gone = self.suspects.gone
+            if there.stage != ENDS and (there.peer in gone or leg.delivery.asked):
+                heir = self._loads.heir(key.index, there.peer, able, gone)
+            choice = leg.delivery.choose(
+                there.peer, able, self.suspects, now, self._loads.done_s, heir
+            )
             if isinstance(choice, Pause):
                 return [*left_out, Later(key, way, choice.seconds)]
             if choice is not None:
                 leg.target = choice
-                if choice != there.peer:
-                    self._done_s[choice] += self._share_s[choice]
+                if choice not in (there.peer, heir):
+                    self._loads.takes(choice)
                 visit.journey[position] = Hop(there.stage, choice)
                 patient = way is FORWARD and (  # no gradient is turned away
                     leg.delivery.patient

@@ -127,7 +127,7 @@ class Origin:
         self._results.clear()
 
     def finished(self, key: Key) -> None:
-        """Report a micro-batch whose gradient has come back to this origin."""
+        """End a micro-batch: its gradient has returned to this origin."""
         head = self.at_last(key)
         if head is not None:
             self._end(MicroBatchDone(key.index, True, head.loss_sum, head.tokens))

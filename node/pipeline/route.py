@@ -4,7 +4,7 @@ peers and times in; a hop, a peer or a pause out."""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
@@ -89,6 +89,48 @@ def predicted(plan: Plan) -> tuple[dict[PeerId, float], dict[PeerId, float]]:
     each = {m.peer: 1 / (m.speed or usual[s]) for s, row in peers.items() for m in row}
     work = Counter(hop.peer for path in plan.paths for hop in path.hops)
     return each, {p: (work[p] + 1) * seconds for p, seconds in each.items()}
+
+
+class Workloads:
+    """Work of the replicas of block stages in the epoch of a plan, as its members reckon it.
+
+    The micro-batches of a replica that is gone are shared among its siblings by a rule: every
+    member finds the same heir for each of them. If each sender chose the sibling that seems to be
+    done first, all of them would choose the same one.
+    """
+
+    def __init__(self, plan: Plan | None = None) -> None:
+        self._plan = plan
+        self._each: dict[PeerId, float] = {}
+        self.done_s: dict[PeerId, float] = {}
+        """Time at which each replica would be done with one more micro-batch."""
+        if plan is not None:
+            self._each, self.done_s = predicted(plan)
+        self._heirs: dict[PeerId, dict[int, PeerId]] = {}
+
+    def takes(self, peer: PeerId) -> None:
+        """A replica takes one micro-batch more than planned."""
+        self.done_s[peer] += self._each[peer]
+
+    def heir(
+        self, index: int, peer: PeerId, siblings: Sequence[PeerId], gone: Collection[PeerId]
+    ) -> PeerId:
+        """The replica that takes micro-batch ``index`` over from ``peer``; ``peer`` itself if there
+        is none. ``siblings``: the replicas of its stage; ``gone``: the dead peers."""
+        if peer not in self._heirs:
+            able = sorted(p for p in siblings if p != peer and p not in gone)
+            self._heirs[peer] = self._shared(peer, able)
+        return self._heirs[peer].get(index, peer)
+
+    def _shared(self, peer: PeerId, able: Sequence[PeerId]) -> dict[int, PeerId]:
+        found: dict[int, PeerId] = {}
+        if self._plan is None or not able:
+            return found
+        for path in self._plan.paths:
+            if any(hop.peer == peer for hop in path.hops):
+                heir = found[path.index] = min(able, key=lambda p: self.done_s[p])
+                self.takes(heir)
+        return found
 
 
 def misfit(
@@ -191,15 +233,18 @@ class Delivery:
         suspects: Suspects,
         now: float,
         done_s: Mapping[PeerId, float] = {},
+        heir: PeerId = NOBODY,
     ) -> PeerId | Pause | None:
         """The peer to ask next: ``preferred`` if it may be, then the other ``replicas``; None when
-        all are gone. ``done_s``: when each would be done with it; of the others the earliest comes
-        first, in turns where they are equal. Suspects come last and slow ones before them;
-        ``preferred`` may be slow, the plan has taken that into account.
+        all are gone. ``done_s``: when each would be done with it; of the others ``heir`` comes
+        first, then the earliest, in turns where they are equal. Suspects come last and slow ones
+        before them; ``preferred`` may be slow, the plan has taken that into account.
         """
         others = sorted(set(replicas) - {preferred})
         turn = self.spread % len(others) if others else 0
-        others = sorted((*others[turn:], *others[:turn]), key=lambda p: done_s.get(p, 0.0))
+        others = sorted(
+            (*others[turn:], *others[:turn]), key=lambda p: (p != heir, done_s.get(p, 0.0))
+        )
         able = [
             p
             for p in (preferred, *others)

@@ -42,6 +42,7 @@ from node.pipeline.texts import TextTable
 from node.pipeline.timing import Timing
 from node.pipeline.visit_buffers import Autocast, StageMath
 from node.transport.port import TransportPort
+from node.wire.sketch import encode_all
 from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import add_PipelineServicer_to_server
 
@@ -193,11 +194,17 @@ class Pipeline:
         self.shares.reset()
         if plan is not None:
             hops.guard.begin(plan.epoch)
+            self.math.sketch_as(plan.hash if self._inspects(plan) else "")
             hops.stash.divide(Counter(path.origin for path in plan.paths))
         hops.deadlines.begin(plan)
         self.jobs.begin()
         hops.notes.forget()
         hops.changes.notify()
+
+    def _inspects(self, plan: Plan) -> bool:
+        """True if sketches can show a lie: a block stage has replicas, which are compared."""
+        replicas = Counter(m.stage for m in plan.members if m.stage != ENDS)
+        return self.settings.inspect and max(replicas.values(), default=0) > 1
 
     def reset(self, epoch: int) -> None:
         """Forget everything of ``epoch``: its plan, stash and gradients. Does nothing if another
@@ -260,6 +267,16 @@ class Pipeline:
             if index in neighbours
         ]
 
+    def sketched(self) -> list[ev.VisitSketches]:
+        """Sketches of each micro-batch that counts here by the plan in force and of which this peer
+        has all sketches, in the order of their numbers."""
+        neighbours = self.machine.neighbours
+        return [
+            ev.VisitSketches(index, *neighbours[index], encode_all([found[c] for c in ev.Crossing]))
+            for index, found in sorted(self.shares.sketches.items())
+            if index in neighbours and len(found) == len(ev.Crossing)
+        ]
+
     async def take_gradients(self, epoch: int) -> tuple[Mapping[str, Tensor], int]:
         """Return (parameter gradient sums of this stage by name, number of tokens in them); ({}, 0)
         for another epoch. The sums are read off the event loop.
@@ -288,15 +305,17 @@ class Pipeline:
         return await self.forward_jobs.compute(partial(self.math.logits_only, back))
 
     async def text_logits(
-        self, hops: Sequence[Hop], text: int, past: int, tokens: Tensor
+        self, hops: Sequence[Hop], text: int, past: int, tokens: Tensor, positions: int = 1
     ) -> tuple[Tensor, bool]:
-        """Continue a text by ``tokens`` [n]. Returns (logits [V] after the last token, fp32 on the
-        CPU; True if every hop keeps the text).
+        """Continue a text by ``tokens`` [n]. Returns (logits [p, V] after each of the last
+        ``positions`` tokens, fp32 on the CPU; True if every hop keeps the text). There is one
+        position alone where the last hop knows no more.
 
         ``text``: the random number of the text; ``past``: number of its earlier tokens, which all
-        ``hops`` keep. Raises PeerFault if a hop no longer keeps the text, and as :meth:`evaluate`.
+        ``hops`` keep; what they keep beyond is forgotten. Raises PeerFault if a hop no longer keeps
+        the text, and as :meth:`evaluate`.
         """
-        return await self.forward_requests.continue_text(tuple(hops), text, past, tokens)
+        return await self.forward_requests.continue_text(tuple(hops), text, past, tokens, positions)
 
     async def close(self) -> None:
         """End everything under way. The device thread is not closed: it belongs to the caller."""

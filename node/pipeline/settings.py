@@ -55,9 +55,15 @@ class PipelineSettings:
     watch: float = setting(
         8.0,
         "Largest difference between a tensor's root mean square and the usual one of its stage, "
-        "in mean absolute deviations; a tensor further off is refused; 0: no tensor is refused.",
+        "in mean absolute deviations; a tensor further off is refused. 0: none is.",
         least=0.0,
         most=1000.0,
+    )
+    inspect: bool = setting(
+        True,
+        "Peers send their leader sketches of the tensors that they send and receive, and a peer "
+        "whose tensors do not fit gets no work for an hour or longer. Only replicas of one stage "
+        "can be compared.",
     )
 
     def check(self) -> None:

@@ -2,6 +2,7 @@
 sum of an epoch."""
 
 import asyncio
+from collections import ChainMap
 from collections.abc import Mapping
 
 from torch import Tensor
@@ -9,11 +10,12 @@ from torch import Tensor
 from node.core.errors import OutOfResources
 from node.model.device import out_of_memory
 from node.pipeline.device import Priority
-from node.pipeline.events import Key
+from node.pipeline.events import Crossing, Key
 from node.pipeline.gradients import GradientSum
 from node.pipeline.hops.ports import Host
 from node.pipeline.hops.stash import Stash
 from node.pipeline.origin import Origin
+from node.wire.sketch import Sketch
 
 
 class CountedShares:
@@ -26,6 +28,8 @@ class CountedShares:
         self._gradients = gradients
         self.tokens: dict[int, int] = {}
         """Tokens of each micro-batch of the plan that counts here."""
+        self.sketches: dict[int, Mapping[Crossing, Sketch]] = {}
+        """Sketches of the tensors of these micro-batches."""
 
     @property
     def micro_batches(self) -> int:
@@ -35,6 +39,7 @@ class CountedShares:
     def reset(self) -> None:
         """Forget the shares of the former plan."""
         self.tokens.clear()
+        self.sketches.clear()
         self._gradients.reset()
 
     def commit(self, key: Key) -> None:
@@ -48,6 +53,7 @@ class CountedShares:
         shares = [w.share for w in ends if w.share is not None]
         work.share = None
         self.tokens[key.index] = ends[0].tokens
+        self.sketches[key.index] = dict(ChainMap(*(w.sketches for w in ends)))
         self._gradients.offer(shares, ends[0].tokens)
         adding = self._host.device.enqueue(Priority.COMMIT, self._gradients.drain)
         asyncio.wrap_future(adding).add_done_callback(self._added)

@@ -74,10 +74,10 @@ class TextTable:
     def take(
         self, key: TextKey, past: int, count: int, now: float, *, guest: bool = False
     ) -> TextCache | None:
-        """The cache of a text that has ``past`` tokens and gets ``count`` more, with memory set
-        aside for them; a text without past tokens begins. ``guest``: a peer outside the plan brings
-        it. None where it is not here, is in a turn, or finds no room. :meth:`done` ends the
-        turn."""
+        """The cache of a text that keeps its first ``past`` tokens and gets ``count`` more, with
+        memory set aside for them; a text without past tokens begins. ``guest``: a peer outside the
+        plan brings it. None where fewer are here, it is in a turn, or finds no room. :meth:`done`
+        ends the turn."""
         self.expire(now)
         text = self._texts.get(key)
         if text is not None and text.busy:
@@ -85,7 +85,7 @@ class TextTable:
         if past == 0:
             self.drop(key)
             text = self._begin(key, now, guest)
-        elif text is not None and text.cache.length != past:
+        elif text is not None and text.cache.length < past:
             # Its memory was needed, or a turn was lost.
             self.drop(key)
             text = None
@@ -131,7 +131,7 @@ class TextTable:
         return made
 
     def _grow(self, text: _Text, tokens: int, now: float) -> bool:
-        more = self._bytes_of(tokens) - text.nbytes
+        more = max(0, self._bytes_of(tokens) - text.nbytes)
 
         def fits() -> bool:
             most = GUESTS * self.limit

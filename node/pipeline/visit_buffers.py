@@ -5,7 +5,7 @@ context decides.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeVar, cast
@@ -20,13 +20,16 @@ from node.core.memory import let_go
 from node.model.device import brought, free_cached, out_of_memory
 from node.model.documents import ends_of, untrained_in, within
 from node.model.lanes import Lanes, Mark
+from node.model.products import of_texts
 from node.model.stages import Blocks, Ends
 from node.model.text_cache import TextCache, Turn, text_bytes
-from node.pipeline.events import Direction
+from node.pipeline.events import Crossing, Direction
 from node.pipeline.frames import FrameReader
 from node.pipeline.gradients import Share
 from node.pipeline.guard import check_output, check_share, norm_of_share
 from node.pipeline.settings import forward_only_wire
+from node.wire.sketch import Sketch
+from node.wire.sketcher import VALUES, Sketcher, read_sketch
 from node.wire.tensors import Encoded, TensorReader, begin_encoding
 
 T = TypeVar("T")
@@ -76,6 +79,8 @@ class VisitBuffers:
     for a missing entry."""
     errors: dict[Direction, float] = field(default_factory=dict)
     """Relative errors of these two encoded tensors, if they were measured."""
+    sketches: dict[Crossing, Sketch] = field(default_factory=dict)
+    """Sketches of the tensors that were received and sent so far."""
     share: Share | None = None
     leaving: "Leaving | None" = None
     """A result that the device may still be computing."""
@@ -100,8 +105,9 @@ class Leaving:
     ``encoded``: the tensor for the next hop in its wire format; None if there is no next hop.
     ``share``: the parameter gradients; None for a forward. ``share_look``: a scalar as
     :func:`~node.pipeline.guard.norm_of_share` makes it. ``losses``: the loss sum of each slice, in
-    nats. ``together``: all :meth:`looks` in one tensor, None before the result is left or if there
-    are none.
+    nats. ``sketches``: as :meth:`~node.wire.sketcher.Sketcher.sketch` makes them. ``together``: all
+    :meth:`looks` and the sketches in one tensor, None before the result is left or if there are
+    none.
     """
 
     way: Direction
@@ -109,6 +115,7 @@ class Leaving:
     share: Share | None = None
     share_look: Tensor | None = None
     losses: tuple[Tensor, ...] = ()
+    sketches: Mapping[Crossing, Tensor] = field(default_factory=dict)
     together: Tensor | None = None
 
     def looks(self) -> list[Tensor]:
@@ -126,8 +133,8 @@ class TextStep:
     """The next ``count`` tokens of one text at one stage.
 
     ``tokens``: their ids [n] at the ends, where the text enters the model; ``input``: their hidden
-    states at other stages. ``past``: number of tokens in the cache before them. ``last_only``: only
-    the last position of the output is wanted.
+    states at other stages. ``past``: number of tokens in the cache before them; tokens behind are
+    forgotten. ``positions``: number of last positions of which the output is wanted; 0: all.
     """
 
     cache: TextCache
@@ -135,7 +142,7 @@ class TextStep:
     count: int
     tokens: Tensor | None = None
     input: FrameReader | None = None
-    last_only: bool = False
+    positions: int = 0
 
 
 class StageMath:
@@ -159,6 +166,10 @@ class StageMath:
     micro-batch."""
     on_gpu: bool = False
     lanes: Lanes = Lanes()
+    kernels: str = ""
+    """Kernels by which the module computes, and why, for people; "" where there was no choice."""
+    sketcher: Sketcher | None = None
+    """Makes the sketches of the tensors of training work; None makes none."""
 
     def __init__(
         self,
@@ -200,6 +211,11 @@ class StageMath:
         """Use the lanes of the device thread for copies and computations."""
         self.lanes = lanes
 
+    def sketch_as(self, seed: str) -> None:
+        """Sketch the tensors of training work from now on; peers with the same ``seed`` make the
+        same sketches. "" makes none."""
+        self.sketcher = Sketcher(seed) if seed else None
+
     def receive(self, reader: FrameReader) -> None:
         """Copy a received tensor to the device, in its wire format, and compute its norm there.
         Runs concurrently with the jobs. If the device has no memory for the tensor or the norm, the
@@ -234,25 +250,28 @@ class StageMath:
         module = self.module
         if not isinstance(module, Blocks | Ends):
             raise ValueError("this stage keeps no texts")
-        able = [step for step in steps if step.cache.length == step.past]
+        able = [step for step in steps if step.cache.length >= step.past]
         found: dict[int, memoryview | Exception] = {}
         if able:
             self._texts.update(step.cache for step in able)
+            for step in able:
+                step.cache.cut(step.past)
             turns = [Turn(step.cache, step.count) for step in able]
             with self._computing_texts():
                 h_ND = module.extend(torch.cat([self._entering(step) for step in able]), turns)
             pieces = h_ND.split([turn.count for turn in turns])
             for step, piece in zip(able, pieces, strict=True):
-                found[id(step)] = self._leaving(piece[-1:] if step.last_only else piece)
+                found[id(step)] = self._leaving(piece[-step.positions :])
         gone = ValueError("the keys and values of this text are no longer here")
         return [found.get(id(step), gone) for step in steps]
 
     @torch.no_grad()
     def text_logits(self, readers: Sequence[FrameReader]) -> list[Tensor | Exception]:
-        """Logits [V], fp32 on the CPU, of the last position of each text, in one pass."""
-        last = torch.cat([self._take(reader)[0, -1:] for reader in readers])
+        """Logits [p, V], fp32 on the CPU, of the positions [1, p, D] of each text, in one pass."""
+        hidden = [self._take(reader)[0] for reader in readers]
         with self._computing_texts():
-            return [*self._ends.logits(last).float().cpu()]
+            logits_NV = self._ends.logits(torch.cat(hidden)).float().cpu()
+        return [*logits_NV.split([len(h_pD) for h_pD in hidden])]
 
     def _entering(self, step: TextStep) -> Tensor:
         """Hidden states [n, D] of the new tokens before the layers of this stage."""
@@ -270,7 +289,9 @@ class StageMath:
     def _computing_texts(self) -> Iterator[None]:
         """The context of a pass over texts; where memory runs out, all of them are forgotten."""
         try:
-            with self.autocast():
+            # Texts come between two layers of training, whose number format would go on.
+            alone = torch.autocast(self._device.type, enabled=False)
+            with of_texts(), alone, self.autocast():
                 yield
         except (RuntimeError, MemoryError) as e:
             if out_of_memory(e):
@@ -295,7 +316,9 @@ class StageMath:
         x = work.x = self._take(came).requires_grad_()
         work.input = None
         y = self._in_memory(len(x), lambda: self._forward(work, x))
-        self._leave(work, Leaving(Direction.FORWARD, self._encode_for(work, Direction.FORWARD, y)))
+        encoded = self._encode_for(work, Direction.FORWARD, y)
+        sketches = self._sketches({Crossing.INPUT: x, Crossing.OUTPUT: y})
+        self._leave(work, Leaving(Direction.FORWARD, encoded, sketches=sketches))
         # As at the ends, where the loss is summed over tokens with a target alone.
         without = len(work.document_ends) + work.untrained
         work.tokens = work.shape[0] * work.shape[1] - without
@@ -317,8 +340,11 @@ class StageMath:
         x = _there(work.x)
         dy = self._take(_there(work.gradient))
         dx, *grads = self._in_memory(len(x), lambda: self._backward(work, x, dy))
-        encoded = self._encode_for(work, Direction.BACKWARD, _some(dx, x))
-        self._leave(work, Leaving(Direction.BACKWARD, encoded, *self._share(grads)))
+        back = _some(dx, x)
+        encoded = self._encode_for(work, Direction.BACKWARD, back)
+        sketches = self._sketches({Crossing.OUTPUT_GRADIENT: dy, Crossing.INPUT_GRADIENT: back})
+        share, look = self._share(grads)
+        self._leave(work, Leaving(Direction.BACKWARD, encoded, share, look, sketches=sketches))
 
     def _backward(self, work: VisitBuffers, x: Tensor, dy: Tensor) -> Sequence[Tensor | None]:
         if self.recompute != "stage":
@@ -332,13 +358,13 @@ class StageMath:
 
     @torch.no_grad()
     def forward_only(
-        self, reader: FrameReader, last_only: bool
+        self, reader: FrameReader, positions: int = 0
     ) -> tuple[memoryview, tuple[int, ...]]:
-        """Input → (output bytes, their shape). With ``last_only``, the output is the last position
-        alone."""
+        """Compute an input whole. Returns (output bytes, their shape): of all positions if
+        ``positions`` is 0, else of the last ``positions`` ones."""
         x = self._take(reader)
         y = self._in_memory(len(x), lambda: self._forward_only(x, reader.document_ends))
-        y = y[:, -1:] if last_only else y
+        y = y[:, -positions:]
         return self._encode(y), tuple(y.shape)
 
     @torch.no_grad()
@@ -363,7 +389,9 @@ class StageMath:
             )
         x = work.x = brought(tokens, self._device)
         y = self._in_memory(len(x), lambda: self._forward(work, x))
-        self._leave(work, Leaving(Direction.FORWARD, self._encode_for(work, Direction.FORWARD, y)))
+        encoded = self._encode_for(work, Direction.FORWARD, y)
+        sketches = self._sketches({Crossing.OUTPUT: y})
+        self._leave(work, Leaving(Direction.FORWARD, encoded, sketches=sketches))
 
     def loss(self, work: VisitBuffers) -> None:
         """Hidden states → loss sum in nats, gradient of the hidden states, gradient share of the
@@ -372,9 +400,12 @@ class StageMath:
         targets = _there(work.targets)
         losses: list[Tensor] = []
         dh, *grads = self._in_memory(len(h), lambda: self._loss(work, h, targets, losses))
-        encoded = self._encode_for(work, Direction.BACKWARD, _some(dh, h))
+        back = _some(dh, h)
+        encoded = self._encode_for(work, Direction.BACKWARD, back)
+        sketches = self._sketches({Crossing.INPUT: h, Crossing.INPUT_GRADIENT: back})
         share, look = self._share(grads)
-        self._leave(work, Leaving(Direction.BACKWARD, encoded, share, look, tuple(losses)))
+        leaving = Leaving(Direction.BACKWARD, encoded, share, look, tuple(losses), sketches)
+        self._leave(work, leaving)
 
     def _loss(
         self, work: VisitBuffers, h: Tensor, targets: Tensor, losses: list[Tensor]
@@ -400,7 +431,9 @@ class StageMath:
         grads: Sequence[Tensor | None] = []
         if not self._frozen:
             _, *grads = self._in_memory(len(x), lambda: self._backward(work, x, dy))
-        self._leave(work, Leaving(Direction.BACKWARD, None, *self._share(grads)))
+        sketches = self._sketches({Crossing.OUTPUT_GRADIENT: dy})
+        share, look = self._share(grads)
+        self._leave(work, Leaving(Direction.BACKWARD, None, share, look, sketches=sketches))
 
     @torch.no_grad()
     def embed_only(self, tokens: Tensor, document_ends: Sequence[int] = ()) -> memoryview:
@@ -544,10 +577,14 @@ class StageMath:
 
     def _leave(self, work: VisitBuffers, leaving: Leaving) -> None:
         """Keep a result of a visit for :meth:`deliver`, which synchronous lanes call at once."""
-        if looks := leaving.looks():
+        looks = leaving.looks()
+        parts = list(leaving.sketches.values())
+        if looks:
+            parts.insert(0, torch.stack(looks))
+        if parts:
             # A computation like the others: after the job's mark it would come behind the next
             # job, and be read before it is done.
-            leaving = replace(leaving, together=torch.stack(looks))
+            leaving = replace(leaving, together=torch.cat(parts))
         work.leaving = leaving
         if not self.lanes.beside:
             self.deliver(work, self.lanes.mark())
@@ -560,7 +597,8 @@ class StageMath:
         work.leaving = None
         if leaving is None or work.dead:
             return
-        looks = self._seen(leaving.together, after)
+        values = self._seen(leaving.together, after)
+        looks = values[: len(leaving.looks())]
         losses = looks[len(looks) - len(leaving.losses) :]
         if not math.isfinite(sum(losses)):
             raise ValueError("the loss is not finite")
@@ -575,8 +613,19 @@ class StageMath:
                 work.upstream = data
         if leaving.share_look is not None:
             check_share(looks[len(looks) - len(losses) - 1])
+        for i, crossing in enumerate(leaving.sketches):
+            start = len(looks) + i * VALUES
+            numbers = values[start : start + VALUES]
+            work.sketches[crossing] = read_sketch(numbers)
         work.share = leaving.share
         work.loss_sum = sum(losses)
+
+    def _sketches(self, tensors: Mapping[Crossing, Tensor]) -> Mapping[Crossing, Tensor]:
+        """Sketches of a visit's tensors, still on the device; none without a sketcher."""
+        sketcher = self.sketcher
+        if sketcher is None:
+            return {}
+        return {crossing: sketcher.sketch(tensor) for crossing, tensor in tensors.items()}
 
     def _seen(self, together: Tensor | None, after: Mark) -> list[float]:
         """Values of the scalars in ``together``, which were computed before ``after``, fetched in
@@ -597,20 +646,25 @@ class StageMath:
         """The memory of a tensor in this process."""
         return tensor.untyped_storage()
 
-    def _measured(self, shape: tuple[int, ...]) -> AbstractContextManager[object]:
-        held = (*self.module.parameters(), *self.module.buffers())
-        own = {self._storage(t).data_ptr() for t in held}
+    @contextmanager
+    def _measured(self, shape: tuple[int, ...]) -> Iterator[None]:
+        """Measure the bytes that a forward keeps for backward. Weights and their copies are there
+        without it."""
         seen = dict[int, int]()
 
         def pack(tensor: Tensor) -> Tensor:
             storage = self._storage(tensor)
-            if storage.data_ptr() not in own:
-                seen[storage.data_ptr()] = storage.nbytes()
-            self.graph_bytes[shape] = sum(seen.values())
+            seen[storage.data_ptr()] = storage.nbytes()
             # the same tensor would make its own graph node keep itself alive
             return tensor.detach()
 
-        return torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            yield
+        held = [*self.module.parameters(), *self.module.buffers()]
+        if isinstance(self.module, Blocks | Ends):
+            held += self.module.copies
+        own = {self._storage(t).data_ptr() for t in held}
+        self.graph_bytes[shape] = sum(seen[data] for data in seen.keys() - own)
 
 
 def _some(gradient: Tensor | None, like: Tensor) -> Tensor:

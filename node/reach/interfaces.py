@@ -106,6 +106,11 @@ def is_loopback(host: str) -> bool:
     return scope(host) is Scope.LOOPBACK
 
 
+def is_own(host: str) -> bool:
+    """Return True for an address of this machine: of loopback, or of an interface that is up."""
+    return is_loopback(host) or host in _look()[1]
+
+
 def every_address() -> list[tuple[str, str, bool]]:
     """(interface, address without its zone, True for an interface that runs) of every interface of
     this machine. A bridge that no container uses does not run, and has its address all the same."""

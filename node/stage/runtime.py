@@ -5,6 +5,7 @@ another."""
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from hashlib import sha256
 
 from torch import Tensor
 
@@ -12,7 +13,14 @@ from node.checkpoint.fetch import Partial, fetch
 from node.checkpoint.state import StateKind, StateSnapshot
 from node.consensus.election import Colleagues
 from node.consensus.rules import Read
-from node.core.errors import LocalFault, NetworkFault, PeerFault, StepFault
+from node.core.errors import (
+    LocalFault,
+    NetworkFault,
+    OutOfResources,
+    PeerFault,
+    Refused,
+    StepFault,
+)
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Plan, Version
 from node.core.memory import let_go
@@ -42,6 +50,9 @@ from node.stage.state import StageState
 from node.stage.state_export import StateExport
 from node.stage.state_import import WAIT_SHARE
 from node.wire.remote import HeldTensor
+
+BASE_DONORS = 8
+"""Peers that are asked for the parameters from which an epoch begins."""
 
 
 class StageRuntime:
@@ -463,12 +474,36 @@ class StageRuntime:
         found = await self._fetch(donors, version, digest, partial)
         if found.version.epoch < self.stage.version.epoch:
             return False
+        await self._take(found)
+        return True
+
+    async def fetch_base(
+        self, version: Version, donors: Sequence[PeerId], digest: str, within_s: float
+    ) -> None:
+        """Fetch the parameters of ``version``, from which an epoch begins in which this peer works,
+        and put them in place. Raises Refused if no donor gives them within ``within_s`` seconds, or
+        if others are in place afterwards: a bit may flip on the way."""
+        draw = sorted(donors, key=lambda p: sha256(f"{self.me}/{p}".encode()).digest())
+        try:
+            # Donors that give a piece now and then would hold up the plans that follow.
+            async with asyncio.timeout(within_s):
+                found = await self._fetch(draw[:BASE_DONORS], version, digest)
+        except TimeoutError as e:
+            raise Refused(f"its parameters did not come within {within_s:.0f} s") from e
+        except (PeerFault, OutOfResources) as e:
+            raise Refused(f"its parameters could not be fetched: {e}") from e
+        self.engines.cell.void(version.epoch)
+        await self._take(found)
+        if self.stage.digest != digest:
+            raise Refused("the parameters in place are not those that were fetched")
+
+    async def _take(self, found: StateSnapshot) -> None:
+        """Put fetched parameters in place."""
         await self.engines.aside(self.stage.adopt, found.tensors, found.version)
         self.stage.settle()
         self._holds_nothing(found.version)
         self.anchor.forget()
         self.tokens = 0
-        return True
 
     async def take_base(self, donors: Sequence[PeerId], digest: str, partial: Partial) -> None:
         """Fetch the base that the run begins from and put it in place. Raises NoDonor,

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from node.core.journey import Version
 from node.core.memory import let_go
+from node.model.weight_copies import NO_COPIES, WeightCopies
 from node.wire.tensors import digest
 
 
@@ -27,6 +28,7 @@ class StageState:
     ``frozen``: the weights beside which adapters are trained, None where there are none.
     ``empty``: these, or the parameters of the first version, are not here yet.
     ``placed`` is told of every set of parameters that is put in place, before the module has it.
+    ``copies``: of the module's weights, forgotten when these change.
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class StageState:
         placed: Callable[[Mapping[str, Tensor]], None] | None = None,
         empty: bool = False,
         frozen: Mapping[str, Tensor] | None = None,
+        copies: WeightCopies = NO_COPIES,
     ) -> None:
         self.module = module
         self.stage = stage
@@ -44,6 +47,7 @@ class StageState:
         """Version of the parameters in place."""
         self.empty = empty
         self.frozen = frozen
+        self._copies = copies
         self._live = dict(module.named_parameters())
         self.shapes = {name: tuple(p.shape) for name, p in self._live.items()}
         """Shapes of the parameters, the same in every version."""
@@ -123,6 +127,7 @@ class StageState:
             return
         for name, tensor in self.frozen.items():
             tensor.copy_(base[name])  # nobody reads them while they are not here
+        self._copies.forget_all()
         self.empty = False
 
     def base(self) -> Mapping[str, Tensor] | None:
@@ -161,3 +166,4 @@ class StageState:
             self._placed(tensors)
         for name, p in self._live.items():
             p.data = tensors[name]
+        self._copies.forget()

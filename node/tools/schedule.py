@@ -10,6 +10,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from node.core.errors import UsageFault
 from node.scheduler.planning.estimate import Estimator
 from node.scheduler.planning.planner import PathPlan, make_plan
 from node.scheduler.planning.problem import parse
+from node.scheduler.planning.relaxation import balance_bound
 from node.scheduler.planning.replay import replay
 from node.scheduler.planning.rules import safe
 from node.telemetry import pictures
@@ -66,6 +68,7 @@ def run_command(
         found = assignment.assign(problem, clock=_clock(), limit_s=limit_s, moves=half, seed=seed)
         problem = found.problem
     plan = make_plan(problem, clock=_clock(), limit_s=limit_s, moves=moves or None, seed=seed)
+    plan = replace(plan, bounds={**plan.bounds, "balance": balance_bound(problem)})
     tasks = replay(problem, plan.routes).tasks
     said = document(plan)
     lines = picture(plan)

@@ -77,6 +77,7 @@ RPCS: Mapping[str, Limit] = {
     "/tutti.v1.Cells/Tell": Limit(LARGEST, at_once=8, per_s=5, burst=60),
     "/tutti.v1.Link/Ping": Limit(KIB, at_once=8, per_s=5, burst=60),
     "/tutti.v1.Link/Punch": Limit(4 * KIB, at_once=2, per_s=1, burst=5),
+    "/tutti.v1.Link/Share": Limit(KIB, at_once=1, per_s=0.1, burst=5),
 }
 """Calls of gRPC between peers. A method without a row is not served."""
 
@@ -84,7 +85,7 @@ NOTES: Mapping[int, tuple[str, MessageLimit]] = {
     10: ("plan", MessageLimit(LARGEST, breach=0.25, sender=Sender.LEADER)),
     11: ("finished", MessageLimit(MIB)),
     12: ("round", MessageLimit(LARGEST, breach=0.25, sender=Sender.LEADER)),
-    13: ("committed", MessageLimit(68 * KIB)),
+    13: ("committed", MessageLimit(228 * KIB)),
     14: ("incomplete", MessageLimit(2 * MIB)),
     15: ("fault", MessageLimit(KIB)),
     16: ("ready", MessageLimit(64 * KIB)),

@@ -492,7 +492,7 @@ class P2pDaemon:
             answer: Any = p2pd_pb2.Response()
             await read_pbmsg_safe(reader, answer)
             raise_if_failed(answer)
-        except BaseException:
+        except BaseException:  # also cancelled
             writer.close()
             raise
         return reader, writer
@@ -540,7 +540,7 @@ class P2pDaemon:
             await self._identify(made)
             for name, entrance in self._entrances.items():
                 await made.add_binary_stream_handler(name, entrance)
-        except BaseException:
+        except BaseException:  # also cancelled
             await self._end()
             raise
         self._up.set()

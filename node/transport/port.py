@@ -2,7 +2,7 @@
 the identity of each caller."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -126,6 +126,22 @@ class TransportPort(Protocol):
 
         A package knows its sizes for free; counting inside gRPC would cost every message.
         """
+        ...
+
+    def leave(self, peer: PeerId, data: memoryview) -> bytes | None:
+        """Leave bytes for a peer in memory that it shares with this one. Returns where they are, to
+        be sent to it instead of them; None if they have to be sent."""
+        ...
+
+    def withdraw(self, peer: PeerId, places: Sequence[bytes]) -> None:
+        """The peer has ended the call in which it was told these places, so it takes no bytes from
+        them any more."""
+        ...
+
+    def fetch(self, peer: PeerId, place: bytes, into: memoryview) -> int:
+        """Copy the bytes that a peer has left to the beginning of ``into``, and return their
+        number. ``place``: as the peer said. Raises WireError unless such bytes are there, and
+        fit."""
         ...
 
     async def ping(self, peer: PeerId, timeout: float = 5.0) -> float:

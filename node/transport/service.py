@@ -25,7 +25,7 @@ from node.core.ids import PeerId, short
 from node.core.newest import Newest
 from node.core.patience import Patience
 from node.core.tasks import Tasks
-from node.core.version import Protocols
+from node.core.version import SHARED_SINCE, Protocols
 from node.identity.faults import (
     PEERS_KEPT,
     FaultBook,
@@ -55,6 +55,8 @@ from node.transport.limits import Limit
 from node.transport.p2p import P2pDaemon
 from node.transport.port import PeerLink, translate
 from node.transport.settings import TransportSettings
+from node.transport.shared import meeting
+from node.transport.shared.sharing import Sharing
 from node.transport.traffic import PAYLOAD, Beside, Moved, Traffic, read_io
 from node.transport.ways import bypass, punch, relay, tunnel
 from node.transport.ways.arrivals import Arrivals
@@ -65,7 +67,7 @@ from node.transport.ways.relay import UNDER_WAY, Relay
 from node.transport.ways.relays import Relays
 from protos.ask_pb2 import Answer, Ask
 from protos.handshake_pb2 import Hello
-from protos.reach_pb2 import PunchAnswer, PunchAsk, RelayAsk
+from protos.reach_pb2 import PunchAnswer, PunchAsk, RelayAsk, ShareAnswer, ShareAsk
 
 CONNECTIONS = 512
 """Incoming gRPC connections that stay open. gRPC accepts twice the number, so that newcomers get in
@@ -96,6 +98,8 @@ CLIMB_EVERY_S = 1.0
 PUNCHES_PER_S = 0.2
 PUNCHES_AT_ONCE = 3.0
 PUNCH_ASK_S = 4.0
+SHARE_ASK_S = 2 * meeting.TIMEOUT_S
+"""Seconds for the answer of a peer that is asked to share memory."""
 VACATED = grpc.StatusCode.FAILED_PRECONDITION, "this peer has given its stage up"
 """Status of calls that are under way when a stage's services are taken away."""
 QUEUE_SAID_S = 30.0
@@ -140,6 +144,14 @@ class Transport:
         self._book = FaultBook()
         self.traffic = Traffic(settings.max_up, settings.max_down)
         """All that this peer sends and receives."""
+        self.sharing = Sharing(
+            settings.shared_memory == "auto",
+            identity.peer_id,
+            self._near,
+            self._share,
+            journal,
+            on_error,
+        )
         self._beside = Beside()
         self._tunnelled = 0
         self._outgrown = 0
@@ -362,6 +374,9 @@ class Transport:
             "Punch": grpc.unary_unary_rpc_method_handler(
                 self._punch_asked, PunchAsk.FromString, PunchAnswer.SerializeToString
             ),
+            "Share": grpc.unary_unary_rpc_method_handler(
+                self._share_asked, ShareAsk.FromString, ShareAnswer.SerializeToString
+            ),
         }
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("tutti.v1.Link", link),)
@@ -435,6 +450,7 @@ class Transport:
         for part in parts:
             await part.close()
         await self.stop_serving()
+        await self.sharing.close()
         await self.p2p.close()
         self._rate_limit.close()
 
@@ -501,6 +517,18 @@ class Transport:
         """See ``TransportPort.caps``."""
         return PAYLOAD * self.settings.max_up, PAYLOAD * self.settings.max_down
 
+    def leave(self, peer: PeerId, data: memoryview) -> bytes | None:
+        """See ``TransportPort.leave``."""
+        return self.sharing.leave(peer, data)
+
+    def withdraw(self, peer: PeerId, places: Sequence[bytes]) -> None:
+        """See ``TransportPort.withdraw``."""
+        self.sharing.withdraw(peer, places)
+
+    def fetch(self, peer: PeerId, place: bytes, into: memoryview) -> int:
+        """See ``TransportPort.fetch``."""
+        return self.sharing.fetch(peer, place, into)
+
     def peers(self) -> dict[PeerId, PeerLink]:
         found = {}
         for peer, met in self._met.items():
@@ -554,6 +582,7 @@ class Transport:
         left = self._banned(peer)
         if left > was and not was:
             self.forget(peer)
+            self.sharing.end(peer)
             self._metrics.bans_total.inc()
             self._rate_limit.emit(
                 peer, "transport", "banned", f"{short(peer)} is refused for {left:.0f} s", "warning"
@@ -702,6 +731,29 @@ class Transport:
         finally:
             self.p2p.punched.discard(peer)
 
+    # ----------------------------------------------------------- within this machine
+
+    def _near(self, peer: PeerId) -> bool:
+        """Return True for a peer that was dialled within this machine and knows of shared
+        memory."""
+        line = self.lines.open.get(peer)
+        return line is not None and line.near and line.met.protocol >= SHARED_SINCE
+
+    async def _share(self, peer: PeerId, ask: ShareAsk) -> ShareAnswer:
+        channel = await self.channel(peer)
+        call = channel.unary_unary(
+            "/tutti.v1.Link/Share", ShareAsk.SerializeToString, ShareAnswer.FromString
+        )
+        try:
+            return await call(ask, timeout=SHARE_ASK_S)
+        except grpc.aio.AioRpcError as e:
+            raise translate(peer, e) from e
+
+    async def _share_asked(
+        self, request: ShareAsk, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> ShareAnswer:
+        return await self.sharing.asked(self.caller(context), request)
+
     # ----------------------------------------------------------- relaying for others
 
     def _relay_for(self, peer: PeerId, request: RelayAsk) -> None:
@@ -795,6 +847,7 @@ class Transport:
         self._auth.end(revoked)
         for peer in [p for p in self._met if revoked(p)]:
             self.forget(peer)
+            self.sharing.end(peer)
 
     def _banned(self, peer: PeerId) -> float:
         return self._book.banned(peer, time.monotonic())

@@ -134,6 +134,13 @@ class TransportSettings:
         "keepalive_timeout_s.",
     )
 
+    shared_memory: str = setting(
+        "auto",
+        "auto: tensors between daemons of the same user on this machine go through shared memory, "
+        "up to 64 MiB; off: through their connections. Linux only.",
+        choices=("auto", "off"),
+    )
+
     relayed_timeout_s: float = setting(
         6.0,
         "Seconds of silence after a probe from which a relayed connection counts as dead: the "

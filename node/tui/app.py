@@ -38,6 +38,7 @@ from node.control.text import (
 from node.control.words import chart, clean, count, span
 from node.core import interrupts
 from node.core.errors import ExitCode, LocalFault
+from node.core.home import advice
 from node.core.ids import ENDS, PeerId, named, short_cell
 from node.core.numbers import human, plural, several
 from protos.ask_pb2 import PeersAnswer
@@ -137,7 +138,7 @@ class Monitor(App[str]):
         self.screen_stack[0].set_class(columns < SMALLEST[0] or rows < SMALLEST[1], "small")
         self.query_one("#small", Static).update(
             f"this terminal has {columns}x{rows}, the monitor needs {SMALLEST[0]}x{SMALLEST[1]}\n"
-            "enlarge it, or leave with q and use\ntutti status --watch"
+            + advice("enlarge it, or leave with q and use\ntutti status --watch")
         )
         self.call_after_refresh(self._draw)
         self.call_after_refresh(self.query_one("#events", RichLog).scroll_end, animate=False)

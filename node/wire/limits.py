@@ -47,6 +47,10 @@ PLAN = 4 * MIB
 """Bytes of a plan."""
 WORK = 64 * KIB
 """Bytes of a statement of work: some 5 for each micro-batch of a peer in one epoch."""
+SKETCHED = 512
+"""Micro-batches of which a peer sends sketches with one commit."""
+SKETCHES = 160 * KIB
+"""Bytes of these sketches: 264 for each micro-batch, and the numbers of its neighbours."""
 STOPS = 16
 """Stop texts of a request for text."""
 MESSAGES = 256
@@ -86,6 +90,8 @@ SIZES: Mapping[str, int] = {
     "v1.PunchAnswer": 4 * KIB,
     "v1.BypassAsk": 4 * KIB,
     "v1.BypassAnswer": 4 * KIB,
+    "v1.ShareAsk": KIB,
+    "v1.ShareAnswer": 4 * KIB,
     "v1.Note": PLAN + 64 * KIB,
     "v1.WorkNote": WORK,
     "v1.EpochReceipts": PLAN + 64 * KIB,
@@ -120,11 +126,12 @@ SIZES: Mapping[str, int] = {
 LIMITS: Mapping[str, Limit] = {
     # Notes, by their kind. A heartbeat has some 90 bytes for each of 64 neighbours, and up to 8
     # KiB of the owner's change. A result has up to 40 bytes. A round names the new owners of parts,
-    # 120 bytes each, and its dropped micro-batches, 3 bytes each. A commit has a statement of work.
+    # 120 bytes each, and its dropped micro-batches, 3 bytes each. A commit has a statement of work
+    # and sketches.
     "v1.Note.plan": _PLAN_NOTE,
     "v1.Note.finished": Limit(nbytes=MIB),
     "v1.Note.round": Limit(nbytes=2 * MIB),
-    "v1.Note.committed": Limit(nbytes=WORK + 4 * KIB),
+    "v1.Note.committed": Limit(nbytes=WORK + SKETCHES + 4 * KIB),
     "v1.Note.incomplete": Limit(nbytes=2 * MIB),
     "v1.Note.fault": Limit(nbytes=KIB),
     "v1.Note.ready": Limit(nbytes=64 * KIB),
@@ -137,6 +144,11 @@ LIMITS: Mapping[str, Limit] = {
     "v1.PlanNote.supporters": Limit(PEERS, NAME),
     "v1.PlanNote.doubles": _PROOFS,
     "v1.CommittedNote.work": Limit(nbytes=WORK),
+    "v1.CommittedNote.sketches": Limit(nbytes=SKETCHES),
+    "v1.SketchesNote.indices": Limit(SKETCHED),
+    "v1.SketchesNote.takers": Limit(SKETCHED),
+    "v1.SketchesNote.givers": Limit(SKETCHED),
+    "v1.SketchesNote.sketches": Limit(nbytes=SKETCHES),
     "v1.WorkNote.indices": Limit(MOST_RESULTS),
     "v1.WorkNote.sizes": Limit(MOST_RESULTS),
     "v1.WorkNote.takers": Limit(MOST_RESULTS),
@@ -170,6 +182,7 @@ LIMITS: Mapping[str, Limit] = {
     # tokens, which the reader compares with the run's.
     "v1.Frame.head": Limit(nbytes=MIB),
     "v1.Frame.chunk": Limit(nbytes=MIB),
+    "v1.Frame.left": Limit(nbytes=64),
     "v1.FrameHead.journey": Limit(STAGES + 1, NAME),
     "v1.FrameHead.document_ends": Limit(MIB),
     "v1.FetchInput.skipped": _SKIPPED,

@@ -233,6 +233,17 @@ class BytesReader:
             self._into = self._into[taken:]
             view = view[taken:]
 
+    def fill(self, write: Callable[[memoryview], int]) -> None:
+        """Let ``write`` put the next bytes of a tensor into the memory that it is given; it returns
+        their number. Raises WireError if no bytes are missing."""
+        if not self.remaining:
+            raise WireError(f"more bytes came than the {self.nbytes} announced")
+        while not len(self._into):
+            self._into = self._open()
+        taken = write(self._into)
+        self._into = self._into[taken:]
+        self.remaining -= taken
+
     def raw(self) -> list[torch.Tensor]:
         """The tensors as they came, in order. Raises WireError when bytes are missing."""
         if self.remaining:

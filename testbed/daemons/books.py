@@ -28,6 +28,12 @@ COMMITTED = "epoch-committed"
 CONTRIBUTED = "contributed"
 
 
+def commits(told: Iterable[Told]) -> list[Told]:
+    """One commit of each epoch, in order: a leader that was replaced may have told of one too."""
+    found = {e.get("epoch"): e for e in told if e.kind == COMMITTED}
+    return [found[n] for n in sorted(found)]
+
+
 @dataclass(frozen=True)
 class Losses:
     """Epochs that had to be done more than once: ``again`` had been committed, ``abandoned`` had

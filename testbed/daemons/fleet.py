@@ -265,12 +265,20 @@ class Box:
 
     def newcomers(self, labels: Sequence[str], giver: Peer, *words: str) -> list[Peer]:
         """Strangers that join by one invite of ``giver``, not started yet."""
-        invite = self.tutti("swarm", "invite", home=giver.home)
-        if invite.returncode:
-            raise Hang(f"no invite from {giver.label}: {invite.stderr}")
-        said = ("join", invite.stdout.strip(), "--yes")
-        more = (*words, *self._set("threads=1"))
-        return [self.bare(label, *said, "--name", label, *more) for label in labels]
+        invite = self.invite(giver)
+        return [self.invited(label, invite, *words) for label in labels]
+
+    def invite(self, giver: Peer) -> str:
+        """An invite of ``giver``, for any number of strangers. Raises Hang."""
+        made = self.tutti("swarm", "invite", home=giver.home)
+        if made.returncode:
+            raise Hang(f"no invite from {giver.label}: {made.stderr}")
+        return made.stdout.strip()
+
+    def invited(self, label: str, invite: str, *words: str) -> Peer:
+        """A stranger with an identity of its own that joins by an invite, not started yet."""
+        more = ("--name", label, *words, *self._set("threads=1"))
+        return self.bare(label, "join", invite, "--yes", *more)
 
     def peer(self, label: str, *words: str) -> Peer:
         """A daemon started by ``tutti`` and these words, not started yet."""
@@ -300,6 +308,10 @@ class Box:
     def place(self, labels: Sequence[str]) -> None:
         """The peers of these labels run on :attr:`hosts`, in order."""
         self._where = dict(zip(labels, self.hosts, strict=False))
+
+    def move(self, label: str, host: Host) -> None:
+        """The peer of this label, made after this call, runs on ``host``."""
+        self._where[label] = host
 
     def host(self, label: str) -> Host:
         return self._where.get(label, Host())

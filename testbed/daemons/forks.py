@@ -70,7 +70,7 @@ class Forks(forks.Forks):
         hears, says = os.pipe()
         try:
             process = self.fork(asked, (reads, says))
-        except BaseException:
+        except BaseException:  # also a Ctrl-C
             os.close(told)
             os.close(hears)
             raise

@@ -8,13 +8,13 @@ believed, so this is for tests and one-process demonstrations only. Faults are m
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from node.core.errors import PeerFault
+from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.core.patience import Patience
 from node.transport.auth import LabelledChannel
@@ -165,6 +165,15 @@ class MemoryTransport:
 
     def caps(self) -> tuple[float, float]:
         return 0.0, 0.0
+
+    def leave(self, peer: PeerId, data: memoryview) -> bytes | None:
+        return None
+
+    def withdraw(self, peer: PeerId, places: Sequence[bytes]) -> None:
+        """Nothing is left here."""
+
+    def fetch(self, peer: PeerId, place: bytes, into: memoryview) -> int:
+        raise WireError("no memory is shared here")
 
     def expel(self, revoked: Callable[[PeerId], bool]) -> None:
         """Nobody is put out here."""

@@ -72,7 +72,7 @@ def trial(name: str, raw: bytes) -> tuple[str, bool]:
             sys.setprofile(None)
     except parser.allowed:
         refused = True
-    except BaseException as e:
+    except BaseException as e:  # a panic of a library in Rust is no Exception
         if isinstance(e, KeyboardInterrupt | SystemExit):
             raise
         place = traceback.extract_tb(e.__traceback__)[-1]

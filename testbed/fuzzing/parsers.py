@@ -63,6 +63,7 @@ from node.reach.secure import check_certificate, make_certificate
 from node.transport import addresses, handshake
 from node.transport import limits as transport_limits
 from node.transport.handshake import Facts, Handshake, Tokens
+from node.transport.shared.region import Place
 from node.transport.ways import punch
 from node.wire import bounds
 from node.wire.limits import NAME, SIZES
@@ -528,6 +529,10 @@ def _texts() -> dict[str, tuple[Parser, Callable[[], Sequence[bytes]]]]:
         "address": (
             Parser(partial(_text, _addresses)),
             lambda: [f"{MADDR}/p2p/{PEER}".encode(), b"/dns4/example.org/udp/9/quic-v1"],
+        ),
+        "place in shared memory": (
+            Parser(Place.read),
+            lambda: [bytes(8) + b"\0\1" + bytes(7) + b"\1\0\1\0\0"],
         ),
         "dialled address": (
             Parser(partial(_text, addresses.grpc_target)),

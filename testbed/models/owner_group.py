@@ -54,7 +54,10 @@ class Group:
     """Peers that own a stage's parts together, as an epoch has them: every owner steps its own,
     everybody gets the fresh ones.
 
-    ``lost`` counts parts that went on without their state.
+    ``epochs``: length of the run for the schedule, 0 if unknown. ``every``: epochs between two
+    copies of an owner's state, 0 keeps none. ``repeats``: every epoch has an attempt that comes to
+    nothing before the one that counts. ``lost`` counts parts that went on without their
+    state, ``age`` the epochs by which the copies that were used were old, in all.
     """
 
     def __init__(
@@ -62,31 +65,44 @@ class Group:
         settings: OptimSettings,
         shapes: Mapping[str, tuple[int, ...]],
         members: Sequence[PeerId],
+        *,
+        epochs: int = 0,
+        every: int = 1,
+        repeats: bool = True,
     ) -> None:
         self.settings = settings
         self.shapes = shapes
         self.parts = parts_of(shapes, settings)
-        self.owners = {peer: Owner(settings, 0) for peer in members}
+        self._epochs = epochs
+        self._every = every
+        self._repeats = repeats
+        self.owners = {peer: Owner(settings, epochs) for peer in members}
         self.spares = {peer: Spares() for peer in members}
         self.plan = assign(self.parts, [(peer, 1.0) for peer in members])
-        self.lost = self.moved = 0
+        self.lost = self.moved = self.age = 0
 
     def epoch(
         self, parameters: Mapping[str, Tensor], gradients: Mapping[str, Tensor], epoch: int
     ) -> dict[str, Tensor]:
-        """The fresh parameters; the state is settled, and each owner's buddy has a copy of it."""
+        """The fresh parameters; the state is settled, and each owner's buddy has a copy of it if
+        one is due."""
         fresh: dict[str, Tensor] = {}
         for peer, owner in self.owners.items():
             mine = {name: gradients[name] for name, holder in self.plan.items() if holder == peer}
-            owner.step_parts(parameters, mine, epoch)  # an attempt that comes to nothing
+            if self._repeats:
+                owner.step_parts(parameters, mine, epoch)
             fresh |= owner.step_parts(parameters, mine, epoch)
             owner.commit(epoch)
-            if (other := buddy(peer, self.owners)) is None:
+            due = self._every and (epoch + 1) % self._every == 0
+            if not due or (other := buddy(peer, self.owners)) is None:
                 continue
             for name in mine:
                 self.spares[other].put(
                     name, Version(epoch + 1), self.travelled(name, owner.state(name))
                 )
+        for copies in self.spares.values():
+            ages = {name: epoch + 1 - v.epoch for name, v in copies.versions().items()}
+            copies.drop([name for name, age in ages.items() if age > 2 * self._every])
         return {name: fresh[name] for name in self.shapes}
 
     def change(self, members: Sequence[PeerId], epoch: int) -> None:
@@ -96,7 +112,7 @@ class Group:
         self.plan = assign(self.parts, [(peer, 1.0) for peer in members], before)
         was, self.owners = (
             self.owners,
-            {peer: self.owners.get(peer) or Owner(self.settings, 0) for peer in members},
+            {peer: self.owners.get(peer) or Owner(self.settings, self._epochs) for peer in members},
         )
         copies, self.spares = (
             self.spares,
@@ -110,11 +126,16 @@ class Group:
             if donor in self.owners:
                 state = was[donor].state(name)
                 was[donor].drop(name)
+                if self._every and state:
+                    # The newest copy beside the new owner's, until its buddy has one.
+                    self.spares[donor].put(name, Version(epoch + 1), state)
             else:
                 kept = [c.get(name) for holder, c in copies.items() if holder in self.owners]
-                state = next(
-                    (k.state for k in kept if k is not None and k.version == Version(epoch + 1)), {}
-                )
+                newest = max(filter(None, kept), key=lambda k: k.version, default=None)
+                state = {}
+                if newest is not None:
+                    state = newest.state
+                    self.age += epoch + 1 - newest.version.epoch
             if state:
                 self.owners[peer].load_state(
                     name, self.shapes[name], self.travelled(name, state), epoch

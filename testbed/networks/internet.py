@@ -90,7 +90,7 @@ class Internet:
             for number, (name, kind) in enumerate(self._hosts.items(), start=10):
                 self.places[name] = self._host(name, kind, number)
             self._route6()
-        except BaseException:
+        except BaseException:  # also a Ctrl-C: no namespace stays
             self.close()
             raise
         return self

@@ -74,7 +74,7 @@ class Wan:
             for i, name in enumerate(self.names):
                 _ip("netns", "add", name)
                 self._tuns.append(_tun_in(name, f"{self.address(i)}/24", self._mtu))
-        except BaseException:
+        except BaseException:  # also a Ctrl-C
             self.close()
             raise
         self._hub = threading.Thread(target=self._run, name="wan", daemon=True)
@@ -204,7 +204,7 @@ def _tun_in(name: str, address: str, mtu: int) -> int:
             _ip("addr", "add", address, "dev", "wan0")
             _ip("link", "set", "wan0", "mtu", str(mtu), "up")
             _ip("link", "set", "lo", "up")
-        except BaseException:
+        except BaseException:  # also a Ctrl-C
             os.close(tun)
             raise
         # The machine's congestion control may be one that does not slow down for loss.

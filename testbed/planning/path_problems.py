@@ -4,6 +4,7 @@ plan that ours is compared with."""
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from node.scheduler.planning.dealing import deal
@@ -24,6 +25,21 @@ KINDS = (
     "one end",
     "half skipped",
 )
+
+MORE_KINDS = (
+    "two replicas",
+    "many ends",
+    "two slots",
+    "roomy",
+    "many micro-batches",
+    "in order",
+    "slow backward",
+    "fast network",
+    "slow network",
+    "no gaps",
+    "lopsided",
+)
+"""Further kinds, for benchmarks: with :data:`KINDS` twenty."""
 
 
 def load(name: str) -> PathProblem:
@@ -55,19 +71,30 @@ def made_up(kind: str, seed: int) -> PathProblem:
     """A swarm of a kind: ``lan``, ``wan``, ``mixed`` and so on, the same for the same seed."""
     dice = random.Random(f"{kind}/{seed}")
     stages = dice.randint(4, 7)
-    each = {"one replica": 1, "many replicas": 9}.get(kind, dice.randint(2, 4))
-    ends = 1 if kind == "one end" else dice.randint(2, 5)
+    each = {"one replica": 1, "two replicas": 2, "many replicas": 9}.get(kind, dice.randint(2, 4))
+    ends = {"one end": 1, "many ends": 8}.get(kind) or dice.randint(2, 5)
     blocks = stages - 1
-    hops = (
-        blocks
-        if kind == "no skipping"
-        else (blocks + 1) // 2
-        if kind == "half skipped"
-        else blocks - 1
+    hops = {"no skipping": blocks, "half skipped": (blocks + 1) // 2}.get(kind, blocks - 1)
+    count = 6
+    if kind == "many micro-batches":
+        count = 24
+    if ends * count * hops % blocks:
+        count = count // 6 * blocks
+    slots = {"tight memory": 1, "two slots": 2, "roomy": 8}.get(kind, 3)
+    made = swarm(kind, dice, stages, ends, each, hops + 1, count, slots)
+    ways = {"fast network": 0.1, "slow network": 4.0}.get(kind, 1.0)
+    if kind == "lopsided":
+        # The way there takes up to four times as long as the way back.
+        delays = [[d * dice.choice((0.5, 1.0, 2.0)) for d in row] for row in made.delays]
+    else:
+        delays = [[d * ways for d in row] for row in made.delays]
+    return replace(
+        made,
+        delays=tuple(map(tuple, delays)),
+        backward=3.0 if kind == "slow backward" else made.backward,
+        gap=0.0 if kind == "no gaps" else made.gap,
+        max_swaps=0 if kind == "in order" else made.max_swaps,
     )
-    count = blocks if ends * 6 * hops % blocks else 6
-    slots = 1 if kind == "tight memory" else 3
-    return swarm(kind, dice, stages, ends, each, hops + 1, count, slots)
 
 
 def swarm(

@@ -77,7 +77,7 @@ class BrokenLab:
                 self.box.wait(
                     "a friend", lambda p=peer: len(known(p)) > 1, START_S, must_run=(peer,)
                 )
-        except BaseException:
+        except BaseException:  # also a Ctrl-C: no daemon stays
             self.__exit__()
             raise
         return self

@@ -47,8 +47,8 @@ class SwarmBooks:
             training.credit.book = self.books.setdefault(peer.name, MemoryBook())
             return
         credit: Any = training.credit
-        credit.commits = lambda *_: None
-        credit.collect = lambda *_: None
+        credit.commits = lambda *_, **__: None
+        credit.collect = lambda *_, **__: None
         training.leading.addressed = alike
 
     def records(self) -> list[EpochRecord]:

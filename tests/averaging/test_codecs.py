@@ -28,7 +28,7 @@ from node.wire.coding.formats import (
     kept,
     nbytes_of,
 )
-from node.wire.coding.layouts import PIECE
+from node.wire.coding.layouts import PIECE, STEP
 
 SIZES = [0, 1, 65, 256, 257, 4097, 65536, 140_001]
 
@@ -174,14 +174,14 @@ def test_bytes_may_lie_at_odd_addresses() -> None:
     assert torch.equal(decode(shifted, 1000, "int8"), decode(data, 1000, "int8"))
 
 
-@pytest.mark.parametrize("numbers", [0, 1, 70, PIECE, 2 * PIECE + 4097])
+@pytest.mark.parametrize("numbers", [0, 1, 70, PIECE, STEP + PIECE + 4097])
 @pytest.mark.parametrize("codec", FORMATS)
 def test_coded_numbers_read_in_pieces_are_what_they_are_whole(codec: str, numbers: int) -> None:
     given = encode(normal(numbers), codec)
     coded = Coded(given, (numbers,), codec)
     whole = decode(given, numbers, codec)
-    starts = range(0, numbers, PIECE)
-    pieces = [coded.read(at, torch.empty(min(PIECE, numbers - at))) for at in starts]
+    starts = range(0, numbers, STEP)
+    pieces = [coded.read(at, torch.empty(min(STEP, numbers - at))) for at in starts]
     assert torch.equal(coded.whole(), whole)
     assert torch.equal(torch.cat([*pieces, torch.empty(0)]), whole)
     assert torch.equal(coded.read(0, torch.empty(numbers)), whole)
@@ -213,16 +213,16 @@ def test_int4_keeps_the_first_half_of_a_block_in_the_low_bits() -> None:
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
 @pytest.mark.parametrize("codec", [name for name, form in FORMATS.items() if not form.finite])
-@pytest.mark.parametrize("at", [2, PIECE + 2])
+@pytest.mark.parametrize("at", [2, STEP + 2])
 def test_decoding_reports_values_that_are_not_finite(codec: str, value: float, at: int) -> None:
-    numbers = normal(PIECE + 5)
+    numbers = normal(STEP + 5)
     numbers[at] = value
-    coded = Coded(encode(numbers, codec), (PIECE + 5,), codec)
+    coded = Coded(encode(numbers, codec), (STEP + 5,), codec)
     assert not opened(coded)[1]
     assert not math.isfinite(coded.norm())
 
 
-@pytest.mark.parametrize("numbers", [0, 1, 70, PIECE, 2 * PIECE + 4097])
+@pytest.mark.parametrize("numbers", [0, 1, 70, PIECE, STEP + PIECE + 4097])
 @pytest.mark.parametrize("codec", FORMATS)
 def test_a_lazily_computed_mean_has_the_bits_of_an_eager_one(codec: str, numbers: int) -> None:
     """A mean of our own contribution, rounded on demand, and of a received one, decoded on demand:
@@ -248,8 +248,8 @@ def test_a_lazily_computed_mean_has_the_bits_of_an_eager_one(codec: str, numbers
 @pytest.mark.parametrize("value", [math.inf, math.nan, 3.4e38])
 @pytest.mark.parametrize("codec", FORMATS)
 def test_a_mean_that_cannot_be_encoded_is_refused(codec: str, value: float) -> None:
-    numbers = normal(PIECE + 5)
-    numbers[PIECE + 2] = value
+    numbers = normal(STEP + 5)
+    numbers[STEP + 2] = value
     if math.isfinite(value) and codec == "fp32":
         assert torch.equal(settled("it", Coded.of(numbers), codec)[0], numbers)
         return

@@ -26,6 +26,7 @@ HELD: dict[str, OuterSettings] = {
     "diloco over moshpit": OuterSettings("moshpit", "state", "nesterov", grid=(8, 8)),
     "streaming": replace(DILOCO, fragments=5, mixing=0.5, codec="int4"),
     "quorum": replace(DILOCO, quorum=3),
+    "agreement": replace(DILOCO, codec="int8", weights="agreement"),
     "server": OuterSettings("parameter-server", shards=2),
     "stale": replace(SGD, strategy="parameter-server", staleness=4),
     "hogwild": replace(SGD, strategy="hogwild"),
@@ -53,6 +54,15 @@ REFUSED: dict[str, tuple[OuterSettings, str]] = {
     "staleness for a butterfly": (OuterSettings(staleness=2), "for parameter-server"),
     "mixed parameters": (OuterSettings(mixing=0.5), "not parameters"),
     "streamed parameters": (OuterSettings(fragments=5), "not parameters"),
+    "agreement of parameters": (OuterSettings(weights="agreement"), "from one anchor"),
+    "agreement without a barrier": (
+        replace(SGD, strategy="hogwild", weights="agreement"),
+        "from one anchor",
+    ),
+    "agreement in top-k": (
+        replace(DILOCO, codec="top-k", feedback=True, weights="agreement"),
+        "say little about agreement",
+    ),
     "quorum of parameters": (OuterSettings(quorum=2), "taken late"),
     "quorum without a barrier": (replace(SGD, strategy="hogwild", quorum=2), "in time"),
     "streaming without a barrier": (
@@ -82,6 +92,10 @@ def test_outer_settings_describe_what_is_averaged_and_when() -> None:
     assert (
         replace(DILOCO, fragments=4, quorum=3).says
         == "butterfly of one of 4 fragments of deltas every 60 s, closed by a quorum of 3"
+    )
+    assert (
+        replace(DILOCO, weights="agreement").says
+        == "butterfly of deltas every 60 s, weighed by agreement"
     )
 
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 from node.checkpoint.archive import aside
 from node.checkpoint.archive.address import Address, masked
 from node.checkpoint.archive.aside import Aside, Work
-from node.checkpoint.archive.guarded import GuardedFiles
+from node.checkpoint.archive.guarded import LocalFiles
 from node.checkpoint.archive.keeper import ArchiveKeeper, ArchivePorts
 from node.checkpoint.archive.machine import OnDisk
 from node.checkpoint.archive.place import BEGUN, FILES, WHOLE, Archive, Page, Whole
-from node.checkpoint.archive.restore import restore
+from node.checkpoint.archive.restore import restore as restore_of
 from node.checkpoint.files import Interrupted
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore, FileEntry
@@ -38,6 +39,8 @@ from tests.checkpoint.test_store import state
 RUN = "ab" * 32
 ME = PeerId("me")
 STAGE = 2
+EPOCHS = 50
+restore = partial(restore_of, epochs=EPOCHS)
 
 
 def written(root: Path, *epochs: int, run: str = RUN, seed: int = 0) -> CheckpointStore:
@@ -45,7 +48,7 @@ def written(root: Path, *epochs: int, run: str = RUN, seed: int = 0) -> Checkpoi
     store = CheckpointStore(root, CheckpointSettings(keep=100), run)
     for epoch in epochs:
         parameters, optimizer, meta = state(seed or epoch)
-        store.save(STAGE, epoch, parameters, optimizer, meta | {"lineage": f"{epoch:02x}"})
+        store.save(STAGE, epoch, parameters, optimizer, meta | {"lineage": f"{epoch:032x}"})
     return store
 
 
@@ -178,11 +181,17 @@ def test_a_copy_with_a_part_missing_or_torn_is_no_checkpoint(
 # ----------------------------------------------------------- a place that fails
 
 
-class Failing(LocalFileSystem):
-    """A local file system that fails at one moment. ``at``: number of the opening that fails;
-    ``how``: called with the file."""
+class Elsewhere(LocalFileSystem):
+    """Files of this machine behind a name that is none of its file system, so that they are read
+    and written as those of another machine."""
 
+    protocol = "elsewhere"
     cachable = False
+
+
+class Failing(Elsewhere):
+    """A file system that fails at one moment. ``at``: number of the opening that fails; ``how``:
+    called with the file."""
 
     def __init__(self, at: int, how: Callable[[Any], Any]) -> None:
         super().__init__(auto_mkdir=False)
@@ -274,9 +283,7 @@ def test_a_full_place_is_said_to_be_full(store: CheckpointStore, tmp_path: Path)
 
 
 def test_a_place_that_loses_bytes_makes_no_copy(store: CheckpointStore, tmp_path: Path) -> None:
-    class Forgets(LocalFileSystem):
-        cachable = False
-
+    class Forgets(Elsewhere):
         def open(self, path: str, mode: str = "rb", **more: Any) -> Any:  # type: ignore[override]
             if mode == "rb" and path.endswith(FILES[1]):
                 content = bytearray(Path(path).read_bytes())
@@ -339,9 +346,7 @@ def test_a_copy_that_is_given_up_is_none(store: CheckpointStore, tmp_path: Path,
 def test_a_copy_whose_older_ones_cannot_be_removed_counts(
     store: CheckpointStore, tmp_path: Path
 ) -> None:
-    class Keeps(LocalFileSystem):
-        cachable = False
-
+    class Keeps(Elsewhere):
         def rm_file(self, path: str) -> None:
             raise PermissionError(errno.EPERM, "Operation not permitted")
 
@@ -377,7 +382,7 @@ def test_a_flush_that_fails_makes_no_copy(
 
     monkeypatch.setattr(os, "fsync", fsync)
     archive_at(str(there)).save(store, STAGE, 3, keep=1)
-    names = {*FILES, BEGUN, WHOLE, "epoch-3", ME, f"stage-{STAGE}", RUN[:12]}
+    names = {*FILES, BEGUN, WHOLE, "epoch-3", ME, f"stage-{STAGE}", RUN[:12], "there"}
     assert set(flushed) == names
     assert flushed.index(WHOLE) > flushed.index(FILES[0])
     for name in sorted(names - {"epoch-3", BEGUN}):
@@ -424,6 +429,64 @@ def test_what_is_planted_while_a_copy_is_under_way_is_not_followed(
         archive_at(str(there)).save(store, STAGE, 4, keep=1, goes_on=goes_on)
     assert precious.read_bytes() == b"of a person"
     assert epochs(archive_at(str(there))) == []
+
+
+@pytest.mark.parametrize("name", [BEGUN, WHOLE, *FILES])
+def test_a_link_that_is_planted_at_the_last_moment_is_not_followed(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    there = tmp_path / "there"
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"of a person")
+    here = own(there, 4)
+
+    def before(path: Any) -> None:
+        if Path(path).name == name and here.is_dir() and not (here / name).is_symlink():
+            (here / name).symlink_to(precious)
+
+    calls_back(monkeypatch, before)
+    with pytest.raises(Refused, match="is a link"):
+        archive_at(str(there)).save(store, STAGE, 4, keep=1)
+    assert precious.read_bytes() == b"of a person"
+
+
+@pytest.mark.parametrize("name", [BEGUN, WHOLE, *FILES])
+def test_a_directory_that_becomes_a_link_meanwhile_is_not_entered(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    there = tmp_path / "there"
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    here = own(there, 4)
+
+    def before(path: Any) -> None:
+        if Path(path).name == name and here.is_dir() and not here.is_symlink():
+            here.rename(tmp_path / "moved")
+            here.symlink_to(elsewhere)
+
+    calls_back(monkeypatch, before)
+    with pytest.raises(LocalFault):
+        archive_at(str(there)).save(store, STAGE, 4, keep=1)
+    assert [*elsewhere.iterdir()] == []
+
+
+def calls_back(monkeypatch: pytest.MonkeyPatch, before: Callable[[Any], None]) -> None:
+    """Call ``before`` with each path that is looked at, and each name that is opened."""
+    look = os.lstat
+    opened = os.open
+
+    def lstat(path: Any, **more: Any) -> os.stat_result:
+        try:
+            return look(path, **more)
+        finally:
+            before(path)
+
+    def open_(path: Any, *args: Any, **more: Any) -> int:
+        before(path)
+        return opened(path, *args, **more)
+
+    monkeypatch.setattr(os, "lstat", lstat)
+    monkeypatch.setattr(os, "open", open_)
 
 
 def plant(at: Path, kind: str, target: Path) -> None:
@@ -482,8 +545,7 @@ def test_a_directory_that_is_a_link_is_not_entered(
 def test_a_file_that_never_ends_is_not_read_to_its_end(
     store: CheckpointStore, tmp_path: Path
 ) -> None:
-    class Grows(LocalFileSystem):
-        cachable = False
+    class Grows(Elsewhere):
         read = 0
 
         def open(self, path: str, mode: str = "rb", **more: Any) -> Any:  # type: ignore[override]
@@ -538,20 +600,21 @@ def test_the_page_of_another_peer_is_neither_believed_nor_overwritten(
 
 def test_the_states_of_all_owners_are_put_together(tmp_path: Path) -> None:
     parameters, _, meta = state(4)
-    meta = meta | {"lineage": "04"}
+    meta = meta | {"lineage": "04" * 16}
     first = {"model.norm.weight": {"momentum": torch.ones(5)}}
     second = {
         "model.norm.weight": {"momentum": torch.zeros(5)},
         "transposed": {"momentum": torch.ones(3, 4)},
     }
-    old = {"copies": {"model.norm.weight": [3, "03"]}}
+    old = {"copies": {"model.norm.weight": [3, "03" * 16]}}
     there = str(tmp_path / "there")
     for who, optimizer, more in (("a", first, {}), ("b", second, old)):
         store = CheckpointStore(tmp_path / who, CheckpointSettings(), RUN)
         store.save(STAGE, 4, parameters, optimizer, meta | more)
         archive_at(there, who).save(store, STAGE, 4, keep=1)
     stranger = CheckpointStore(tmp_path / "c", CheckpointSettings(), RUN)
-    stranger.save(STAGE, 4, parameters, {"scalar": {"m": torch.ones(1)}}, meta | {"lineage": "ff"})
+    other = meta | {"lineage": "ff" * 16}
+    stranger.save(STAGE, 4, parameters, {"scalar": {"m": torch.ones(1)}}, other)
     archive_at(there, "c").save(stranger, STAGE, 4, keep=1)
     for me in ("a", "b", "z"):
         fresh = CheckpointStore(tmp_path / f"fresh-{me}", CheckpointSettings(), RUN)
@@ -659,6 +722,52 @@ def test_pages_of_older_software_count_by_their_epochs(
     assert restore(archive_at(there), fresh, STAGE, tmp_path / "s", Journal([])) == [3, 4]
 
 
+def test_copies_that_no_peer_of_the_run_can_have_made_are_named_and_left_out(
+    text: str, tmp_path: Path
+) -> None:
+    archive = archive_at(text)
+    copied(archive, tmp_path, OLD, 10, 20)
+    for who, lineage, epoch in (("a", OLD, EPOCHS + 1), ("b", "", 30), ("c", "", 20)):
+        copied(archive_at(text, who), tmp_path / who, lineage, epoch)
+    lies = archive_at(text, "d")
+    copied(lies, tmp_path / "d", NEW, 40)
+    [whole] = [w for w in lies.copies(STAGE) if w.peer == "d"]
+    fs, _ = archive.address.open()
+    page = Page(RUN, "d", STAGE, 40, whole.files, OLD, whole.number)
+    fs.pipe_file(f"{whole.directory}/{WHOLE}", page.encode())
+    fresh = written(tmp_path / "fresh")
+    journal = Journal([])
+    assert restore(archive_at(text), fresh, STAGE, tmp_path / "s", journal) == [10, 20]
+    told = sorted(e.text for e in journal.recent() if e.kind == "copy-unusable")
+    assert [line.partition(" is not used: ")[2] for line in told] == [
+        "its page does not name its history",
+        "its page does not name its history",
+        "its manifest names another history than its page",
+        f"it is of epoch {EPOCHS + 1}, and the run has {EPOCHS}",
+    ]
+    assert [line.split()[4] for line in told] == ["20", "30", "40", str(EPOCHS + 1)]
+
+
+def test_own_copies_without_a_history_are_left_out(tmp_path: Path) -> None:
+    archive = archive_at(str(tmp_path / "there"))
+    copied(archive, tmp_path, OLD, 10)
+    copied(archive, tmp_path, "", 20)
+    fresh = written(tmp_path / "fresh")
+    journal = Journal([])
+    assert restore(archive, fresh, STAGE, tmp_path / "s", journal) == [10]
+    [event] = [e for e in journal.recent() if e.kind == "copy-unusable"]
+    assert "does not name its history" in event.text
+
+
+def test_a_checkpoint_beyond_the_run_on_the_disk_hides_no_copy(
+    store: CheckpointStore, tmp_path: Path
+) -> None:
+    there = str(tmp_path / "there")
+    archive_at(there).save(store, STAGE, 4, keep=9)
+    fresh = written(tmp_path / "fresh", EPOCHS + 1)
+    assert restore(archive_at(there), fresh, STAGE, tmp_path / "s", Journal([])) == [4]
+
+
 def test_a_damaged_checkpoint_on_the_disk_hides_no_copy(
     store: CheckpointStore, tmp_path: Path
 ) -> None:
@@ -671,7 +780,7 @@ def test_a_damaged_checkpoint_on_the_disk_hides_no_copy(
     content[-1] ^= 1
     damaged.write_bytes(content)
     assert restore(archive_at(there), fresh, STAGE, tmp_path / "s", Journal([])) == [3, 4, 5]
-    assert fresh.newest_whole(STAGE) == 5
+    assert fresh.newest_whole(STAGE, EPOCHS) == 5
 
 
 def test_a_copy_that_says_it_is_larger_than_the_disk_stops_no_other(
@@ -683,7 +792,7 @@ def test_a_copy_that_says_it_is_larger_than_the_disk_stops_no_other(
     page = Path(whole.directory) / WHOLE
     files = {name: FileEntry(1 << 60, entry.sha256) for name, entry in whole.files.items()}
     files["manifest.json"] = whole.files["manifest.json"]
-    page.write_bytes(Page(RUN, "liar", STAGE, 4, files).encode())
+    page.write_bytes(Page(RUN, "liar", STAGE, 4, files, whole.lineage).encode())
     fresh = written(tmp_path / "fresh")
     assert restore(archive_at(there), fresh, STAGE, tmp_path / "s", Journal([])) == [3]
     shutil.rmtree(own(Path(there), 3))
@@ -718,7 +827,7 @@ def test_the_names_of_a_directory_are_bounded(
     for n in range(20):
         (tmp_path / f"n{n:02d}").touch()
     monkeypatch.setattr("node.checkpoint.archive.guarded.LISTED", 7)
-    files = GuardedFiles(LocalFileSystem(), str(tmp_path.parent), "there")
+    files = LocalFiles(str(tmp_path.parent), "there")
     assert len(files.names(str(tmp_path))) == 7
 
 

@@ -8,10 +8,15 @@ from pathlib import Path
 
 import click
 import pytest
+from rich.text import Text
 
 import cli
 from node.config import EXAMPLE, KNOWN, NodeConfig
-from node.core.home import ABOUT_A_HOME, pasteable
+from node.control import commands
+from node.control.text import fitted
+from node.core import interrupts
+from node.core.errors import LocalFault
+from node.core.home import ABOUT_A_HOME, name_home, pasteable
 from node.core.tables import ALIASES, settings_of
 from node.identity.keys import Identity
 from node.manifest import SECTIONS, Manifest
@@ -101,6 +106,26 @@ def test_commands_of_a_home_are_verbs_and_name_it():
     assert beside == "with  tutti --home /h start , or name one with  --home DIR"
     once = pasteable(text, r" --home '/a \1'")
     assert pasteable(once, " --home /h") == once
+
+
+@pytest.fixture
+def home_of_this_line() -> Iterator[None]:
+    name_home(" --home /h")
+    yield
+    name_home("")
+
+
+@pytest.mark.usefixtures("home_of_this_line")
+def test_all_that_a_command_says_names_its_home(capsys):
+    with interrupts.telling("it goes on;  tutti resume  ends it"):
+        assert interrupts._State.words == "it goes on;  tutti --home /h resume  ends it"
+    commands.say("note: see  tutti export DIR")
+    commands.show_fault(LocalFault("tutti start FILE failed", "see  tutti logs"), as_json=False)
+    said = capsys.readouterr().err
+    assert "see  tutti --home /h export DIR" in said
+    assert "tutti: tutti --home /h start FILE failed\n  see  tutti --home /h logs" in said
+    lines = [Text("a line"), *(Text(f"row {n}") for n in range(9))]
+    assert fitted(lines, 60, 4)[-1].plain.endswith("tutti --home /h status --plain")
 
 
 def test_a_name_is_suggested_once(tutti):

@@ -139,8 +139,8 @@ def never(window: CannedWindow) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("drain",), "the drain goes on;  tutti stop  ends the daemon now\n"),
-        (("stop",), "the daemon goes on stopping;  tutti stop  waits for it again\n"),
+        (("drain",), "the drain goes on;  tutti --home {home} stop  ends the daemon now\n"),
+        (("stop",), "the daemon goes on stopping;  tutti --home {home} stop  waits for it again\n"),
     ],
     ids=lambda p: p[0],
 )
@@ -153,7 +153,7 @@ def test_a_wait_for_the_daemon_says_what_goes_on(home, daemon, words, says):
         assert process.stderr is not None
         assert process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        assert process.stderr.read().decode() == says
+        assert process.stderr.read().decode() == says.format(home=home)
     assert process.returncode == ExitCode.INTERRUPTED
 
 

@@ -104,9 +104,9 @@ def test_a_forged_receipt_is_refused_with_its_ground(tutti, ours, swarm):
     assert "no statement here about" in shown.stdout
     told = json.loads(tutti("ledger", "--json").stdout)
     assert told["verified"] is False
-    assert [(r["ground"], r["peer"]) for r in told["runs"][0]["refused"]] == [
-        ("forged", victim.peer)
-    ]
+    [found] = told["runs"][0]["refused"]
+    assert (found["ground"], found["peer"]) == ("forged", ""), "anybody can have written it"
+    assert victim.peer[-6:] in found["text"]
 
 
 def test_a_newest_epoch_without_certificate_does_not_count_and_is_no_fault(tutti, ours, swarm):

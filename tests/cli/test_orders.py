@@ -83,6 +83,24 @@ def test_a_reason_that_is_too_long_is_refused(tutti, daemon, owned):
     assert daemon.ordered == ""
 
 
+@pytest.mark.parametrize("mine", [True, False])
+def test_an_export_of_an_ended_run_says_how_it_is_exported(tutti, ours, mine):
+    owner = Identity.ephemeral()
+    if mine:
+        owner = Identity.load_or_create(ours.identity_path)
+    manifest = Manifest.parse(Manifest.default_demo().sign(owner))
+    ours.remember(manifest)
+    (ours.checkpoint_dir(manifest.run_id) / "stage-1" / "epoch-40").mkdir(parents=True)
+    refused(tutti("export", "out"), 3, "epoch 40", "tutti start")
+    end = signed(manifest.run_id, owner.peer_id, owner, Verb.END, number=1, begins=1.0)
+    ours.keep_order(manifest.run_id, end)
+    step = "ask for an invite"
+    if mine:
+        step = "tutti swarm init --continue"
+    shown = tutti("export", "out")
+    refused(shown, 3, "epoch 40", "was ended by the run's owner", step, "the same home")
+
+
 def joins(monkeypatch, manifest: Manifest, order: str) -> str:
     answer = Answer(manifest=ManifestAnswer(toml=manifest.to_toml(), order=order))
     monkeypatch.setattr("node.app.joining.observe", lambda *_: answer)

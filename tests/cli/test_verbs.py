@@ -12,7 +12,7 @@ import pytest
 
 import cli
 from node.app import launch
-from node.app.last import STARTED, STOPPING
+from node.app.last import ANEW, STARTED, STOPPING
 from node.commands.line import launching
 from node.consensus.rules import mark
 from node.control import commands
@@ -160,6 +160,10 @@ def test_status_without_a_daemon_says_what_is_known(tutti, ours, home):
     with ours.events_path.open("a") as file:
         file.write("\n" + json.dumps(entry | {"at": at + 60, "kind": STARTED, "text": ""}) + "\n")
     assert "30s ago; it did not say why it ended" in tutti("status").stderr
+    moves = entry | {"at": time.time() - 20.0, "kind": ANEW, "text": "moving to stage 2"}
+    with ours.events_path.open("a") as file:
+        file.write(json.dumps(moves) + "\n")
+    refused(tutti("status"), 3, "anew since 20s: moving to stage 2", "look again in a moment")
 
 
 # ------------------------------------------------------------ in the background, again
@@ -286,14 +290,18 @@ def test_the_command_folder_and_settings_of_a_process_are_read(tmp_path):
     here = tmp_path / "here"
     here.mkdir()
     script = tmp_path / "tutti.py"
-    script.write_text("input()")
+    script.write_text("print('here', flush=True)\ninput()")
     with subprocess.Popen(
         [sys.executable, script, "start", "--name", "a b"],
         stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         cwd=here,
         env={**os.environ, "TUTTI_NAME": "anna", "TUTTI_MOVED": "2"},
         start_new_session=True,
     ) as process:
+        # The kernel shows an empty command line for a moment after the program was started.
+        assert process.stdout is not None
+        process.stdout.readline()
         found = launch.Started.of(process.pid)
         here.rmdir()
         with pytest.raises(launch.UsageFault, match="which is gone"):

@@ -165,16 +165,17 @@ def test_a_continued_run_inherits_its_own_checkpoints(
     one = a_run()
     two = a_run(**{"swarm.continues": one.run_id, "training.epochs": one.training.epochs + 5})
     assert two.run_id != one.run_id
-    settings = CheckpointSettings()
+    settings = CheckpointSettings(keep=9)
     journal = Journal()
     old = CheckpointStore(ours.checkpoint_dir(one.run_id), settings, one.run_id)
-    for epoch in (20, 40):
+    beyond = two.training.epochs
+    for epoch, lineage in ((20, "ab" * 16), (30, ""), (40, "ab" * 16), (beyond, "ab" * 16)):
         old.save(
             1,
             epoch,
             {"w": torch.full((3,), float(epoch))},
             {"w": {"momentum": torch.ones(3)}},
-            {"lineage": "ab" * 16},
+            {"lineage": lineage},
         )
     spoilt = old.path(1, 40) / "parameters.safetensors"
     spoilt.write_bytes(spoilt.read_bytes()[:-1] + b"\x01")
@@ -183,11 +184,17 @@ def test_a_continued_run_inherits_its_own_checkpoints(
     assert new.epochs(1) == [20]
     found = new.load(1, 20)
     assert (found.meta, found.parameters["w"].tolist()) == ({"lineage": "ab" * 16}, [20.0] * 3)
-    assert [e.kind for e in journal.recent()] == ["not-inherited", "inherited"]
-    assert old.epochs(1) == [20, 40], "the old run keeps what it has"
+    assert [e.kind for e in journal.recent()] == [*["not-inherited"] * 3, "inherited"]
+    assert "does not name its history" in journal.recent()[0].text
+    assert f"the run has {beyond - 1}" in journal.recent()[2].text
+    assert old.epochs(1) == [20, 30, 40, beyond], "the old run keeps what it has"
     new.save(1, 60, {"w": torch.zeros(3)}, {}, {})
     inherit(ours, two, 1, new, journal)
     assert new.epochs(1) == [20, 60], "once only"
+    for spoilt in (new.path(1, 20), new.path(1, 60)):
+        (spoilt / "parameters.safetensors").write_bytes(b"")
+    inherit(ours, two, 1, new, journal)
+    assert new.epochs(1) == [20], "again if nothing that is here can be used"
     inherit(ours, two, 2, new, journal)
     assert new.epochs(2) == []
     assert "nothing of it is here" in journal.recent()[-1].text

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-import node.manifest as module
 from node.app import change
 from node.checkpoint.store import CheckpointStore
 from node.config import NodeConfig
@@ -135,7 +134,6 @@ def test_a_new_setting_with_its_default_changes_no_run_id(monkeypatch: pytest.Mo
         "new": amended(DEMO, {"model.layers": 12}),
     }
     monkeypatch.setitem(SECTIONS, "model", Wider)
-    monkeypatch.setattr(module, "LATER", (*module.LATER, "model.experts"))
     for name, manifest in before.items():
         after = Manifest.parse(manifest.to_toml())
         assert isinstance(after.model, Wider)

@@ -1,4 +1,7 @@
+import base64
 import dataclasses
+import string
+import tomllib
 
 import pytest
 
@@ -226,6 +229,16 @@ def test_one_changed_character_breaks_it():
         assert changed != raw
         with pytest.raises(Refused, match="changed after signing"):
             Manifest.parse(changed).verify()
+
+
+def test_a_signature_has_one_spelling():
+    raw = DEMO.sign(Identity.ephemeral())
+    signature = tomllib.loads(raw.decode())["signature"]["sig"]
+    digits = string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
+    respelled = signature[:85] + digits[digits.index(signature[85]) ^ 1] + "=="
+    assert base64.b64decode(respelled) == base64.b64decode(signature)
+    with pytest.raises(UsageFault, match=r"signature\.sig"):
+        Manifest.parse(raw.replace(signature.encode(), respelled.encode()))
 
 
 OWNER = Identity.ephemeral()

@@ -16,6 +16,7 @@ from node.app.capacity import (
     logits_at_once,
     room_on,
     share_places,
+    shared_row,
     shares,
     stash_limit,
     text_limit,
@@ -27,6 +28,7 @@ from node.manifest import Manifest, amended
 from node.model.cost import LOGITS_AT_ONCE, LOGITS_LEAST, Verdict
 from node.model.device import CONTEXT
 from node.telemetry import resources
+from node.transport.shared.region import MOST, SUPPORTED
 
 GIB = 1 << 30
 DEMO = Manifest.default_demo()
@@ -131,7 +133,12 @@ def test_a_run_in_two_formats_is_planned_for_the_larger(
     """The faster format is measured after the stage is built."""
     monkeypatch.setattr("node.app.capacity.bf16_units", lambda: units)
     mixed = amended(DEMO, {"training.mixed_precision": True})
-    wide = {"model.d_model": 512, "model.d_ff": 2048, "model.seq_len": 16}
+    wide = {
+        "model.d_model": 512,
+        "model.d_ff": 2048,
+        "model.seq_len": 16,
+        "pipeline.micro_batch": 1,
+    }
     for few_tokens in ({}, wide):
         plain, both = (
             check_memory(config(tmp_path), amended(m, few_tokens), 1, 64 * GIB).needed
@@ -180,8 +187,8 @@ def test_shares_have_the_planned_places_and_more_where_there_is_memory(tmp_path:
 
     def places(spare: int) -> tuple[int, int]:
         """Return the places, and the bytes of the stash, of a peer with `spare` bytes beyond the
-        plan."""
-        needed = check_memory(config_, DEMO, stage, 64 * GIB).needed
+        plan and shared memory."""
+        needed = check_memory(config_, DEMO, stage, 64 * GIB).needed + shared_row(config_).nbytes
         verdict = check_memory(config_, DEMO, stage, math.ceil((needed + spare) / 0.9))
         found = share_places(config_, DEMO, stage, verdict)
         return found, stash_limit(config_, DEMO, stage, verdict)
@@ -192,6 +199,20 @@ def test_shares_have_the_planned_places_and_more_where_there_is_memory(tmp_path:
     few, _ = places(GIB - stash + 2 * parameters + 1000)
     assert few == tight + 2
     assert places(32 * GIB) == (tight + window, GIB), "a window more"
+
+
+@pytest.mark.skipif(not SUPPORTED, reason="no memory is shared on this system")
+def test_memory_shared_with_other_daemons_is_in_the_plan(tmp_path: Path) -> None:
+    ours = config(tmp_path)
+    alone = config(tmp_path, **{"transport.shared_memory": "off"})
+    assert shared_row(ours).nbytes == MOST
+    assert shared_row(alone).nbytes == 0
+    needed = check_memory(ours, DEMO, 1, 64 * GIB).needed
+    verdict = check_memory(ours, DEMO, 1, math.ceil((needed + GIB // 2) / 0.9))
+    stash = stash_limit(alone, DEMO, 1, verdict)
+    assert stash_limit(ours, DEMO, 1, verdict) == stash - MOST
+    on_card = [stash_limit(c, DEMO, 1, verdict, gpu=True) for c in (ours, alone)]
+    assert on_card[0] == on_card[1], "it is not on the card"
 
 
 def test_ends_that_train_nothing_have_places_and_texts(tmp_path: Path) -> None:
@@ -236,13 +257,13 @@ def test_pieces_of_the_loss_are_smaller_where_memory_is_short(tmp_path: Path) ->
 def test_keys_and_values_of_texts_have_the_memory_that_is_left(tmp_path: Path) -> None:
     ours = config(tmp_path)
     stage = 1
-    needed = check_memory(ours, DEMO, stage, 64 * GIB).needed
+    needed = check_memory(ours, DEMO, stage, 64 * GIB).needed + shared_row(ours).nbytes
 
     def verdict(spare: int) -> Verdict:
         return check_memory(ours, DEMO, stage, math.ceil((needed + spare) / 0.9))
 
     def texts(spare: int, ours: NodeConfig = ours) -> int:
-        """Bytes for texts of a peer with `spare` bytes beyond the plan."""
+        """Bytes for texts of a peer with `spare` bytes beyond the plan and shared memory."""
         return text_limit(ours, DEMO, stage, verdict(spare))
 
     assert texts(0) == texts(-needed // 2) == 1, "room for none"

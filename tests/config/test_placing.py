@@ -10,7 +10,7 @@ import pytest
 
 from node.app import peer
 from node.app.daemon import Daemon
-from node.app.peer import Peer
+from node.app.peer import CHOOSE_AGAIN_S, Peer
 from node.config import MOVED, NodeConfig
 from node.core.errors import UsageFault
 from node.core.ids import ENDS, PeerId
@@ -228,3 +228,40 @@ def test_the_children_of_a_home_are_known_by_their_keys(tmp_path: Path) -> None:
     home.mkdir(parents=True)
     key = Identity.load_or_create(home / config.identity_path.name)
     assert Daemon.own_children(daemon) == {key.peer_id}
+
+
+def seen(led: bool, *states: str) -> Any:
+    """A view of the directory: whether somebody leads, and the states of the replicas of the own
+    stage."""
+    replicas = {PeerId(f"p{n}"): entry(state) for n, state in enumerate(states)}
+    view = SimpleNamespace(replicas=lambda stage: replicas, led=lambda: led)
+    return SimpleNamespace(view=view)
+
+
+def entry(state: str) -> Any:
+    return SimpleNamespace(body=SimpleNamespace(state=state))
+
+
+@pytest.mark.parametrize(
+    ("presence", "paused_s", "anew"),
+    [
+        (seen(True, "training", "ready"), CHOOSE_AGAIN_S + 1.0, True),
+        (seen(True, "training"), CHOOSE_AGAIN_S - 1.0, False),
+        (seen(True, "ready", "joining"), CHOOSE_AGAIN_S + 1.0, False),
+        (seen(True), CHOOSE_AGAIN_S + 1.0, False),
+        (seen(False, "training"), CHOOSE_AGAIN_S + 1.0, False),
+    ],
+    ids=["long", "short", "nobody works", "nobody there", "nobody leads"],
+)
+def test_a_peer_chooses_its_stage_anew_after_a_long_pause_if_others_hold_its_stage(
+    tmp_path: Path, presence: Any, paused_s: float, anew: bool
+) -> None:
+    daemon = FakeDaemon(tmp_path)
+    daemon._stages = STAGES
+    assert daemon.chooses_again(presence, 1, paused_s) is anew
+
+
+def test_a_peer_whose_operator_named_the_stage_keeps_it(tmp_path: Path) -> None:
+    daemon = FakeDaemon(tmp_path, stage="1")
+    daemon._stages = STAGES
+    assert not daemon.chooses_again(seen(True, "training"), 1, CHOOSE_AGAIN_S + 1.0)

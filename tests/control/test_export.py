@@ -20,6 +20,7 @@ from torch import Tensor
 from node.app import assembly
 from node.app.export import exporter as export
 from node.app.export.exporter import Exporter, News, Progress
+from node.app.export.merging import drawn_base
 from node.app.run_files import RunFiles
 from node.checkpoint import donors, pins
 from node.checkpoint.errors import NoDonor
@@ -34,7 +35,6 @@ from node.core.journey import UNKNOWN, Losses, Plan, PlanMember, Version
 from node.data.settings import Places
 from node.data.tokenizer import ByteTokenizer, Tokenizer, open_tokenizer
 from node.manifest import Manifest, amended
-from node.model.merging import drawn_base
 from node.model.settings import DIGEST
 from node.model.shapes import parameter_shapes
 from node.stage.state import Held

@@ -85,6 +85,12 @@ def test_status_shows_the_facts_in_eighty_columns():
         assert fact in text
 
 
+def test_status_says_which_kernels_compute_the_layers_and_why():
+    s = training_snapshot(precision="bf16", kernels="compile, 1.31 times as fast as eager")
+    said = "computes in bf16, layers by compile, 1.31 times as fast as eager"
+    assert said in " ".join(shown(*status_lines(s), width=200))
+
+
 def worst() -> Snapshot:
     """A snapshot of everything that a screen can show, at its longest."""
     s = training_snapshot(
@@ -95,6 +101,7 @@ def worst() -> Snapshot:
         reachable="relayed through 2 peers; direct after a router maps a port, which none has done "
         "so far, though asked",
         device="cuda:0 NVIDIA H200, 139.8 GiB (120.3 free)",
+        kernels="compile, 1.31 times as fast as eager",
         memory_used=1 << 35,
         memory_limit=1 << 37,
         digest_mismatches=1,

@@ -10,16 +10,18 @@ import pytest
 
 from node.coordinator.credit.keeper import Credit, Shares
 from node.coordinator.credit.record import EpochRecord
+from node.coordinator.credit.sketches import parse_sketches
 from node.coordinator.credit.statement import Signed, Statement, work_domain
 from node.core.clock import SystemClock
 from node.core.errors import WireError
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
-from node.pipeline.events import Neighbours
+from node.pipeline.events import Neighbours, VisitSketches
 from node.telemetry.events import Journal
 from node.wire import bounds
 from node.wire.limits import WORK
+from node.wire.sketch import BYTES
 from protos import training_pb2 as pb
 from testbed.swarms.signing import RUN, SigningSwarm, neighbours_of
 
@@ -34,6 +36,7 @@ class Rig:
     faults: list[PeerId] = field(default_factory=list)
     broken: bool = False
     now: Sequence[Neighbours] = ()
+    sketched: Sequence[VisitSketches] = ()
 
     def __post_init__(self) -> None:
         self.journal = Journal()
@@ -46,7 +49,7 @@ class Rig:
             tasks=self.tasks,
             transport=SimpleNamespace(fault=lambda peer, why, weight: self.faults.append(peer)),
         )
-        worked: Any = SimpleNamespace(worked=lambda: self.now)
+        worked: Any = SimpleNamespace(worked=lambda: self.now, sketched=lambda: self.sketched)
         self.credit = Credit(kit, self.swarm.keys[self.me], worked, self)
         self.failures: list[BaseException] = []
 
@@ -162,7 +165,8 @@ async def test_a_forged_statement_beside_a_plan_is_refused_and_blames_nobody() -
     following = swarm.plan()
     rig.credit.heard(following, plan_note(following, forged, record.signed[0]))
     await rig.follows(following)
-    assert "receipt-refused" in rig.kinds()
+    [event] = [e for e in rig.journal.recent() if e.kind == "receipt-refused"]
+    assert (event.fields["grounds"], event.fields["peers"]) == ({"forged": 1}, [])
     assert rig.faults == []
     assert swarm.peers[2] not in {s.peer for s in rig.records[0].signed}
 
@@ -335,3 +339,24 @@ def test_a_peer_without_work_says_nothing() -> None:
     plan = swarm.plan()
     rig.credit.commits(plan, Version(1), (), 0, note)
     assert not note.committed.work
+
+
+@pytest.mark.parametrize("inspects", [True, False])
+async def test_a_member_sends_sketches_to_a_leader_that_inspects(inspects: bool) -> None:
+    swarm = swarm_of_one_way()
+    rig = Rig(swarm, swarm.peers[1])
+    plan = swarm.plan()
+    note = plan_note(plan)
+    note.inspects = inspects
+    rig.credit.heard(plan, note)
+    await rig.follows(plan)
+    record = swarm.epoch()
+    members = record.plan.members
+    rig.sketched = [
+        VisitSketches(path.index, members[0].peer, members[-1].peer, bytes(4 * BYTES))
+        for path in record.plan.paths
+    ]
+    sent = rig.commits(record).committed
+    assert sent.HasField("sketches") == inspects
+    if inspects:
+        assert parse_sketches(record.plan, sent.sketches) == tuple(rig.sketched)

@@ -263,7 +263,7 @@ class Busy:
         self.walks = []
         self.cancelled = 0
 
-    async def get(self, key: str, latest: bool) -> None:
+    async def read(self, key: str) -> None:
         await self._walk("read" if key.endswith("/peers") else f"look {key.partition('/')[2]}")
 
     async def store(self, key: str, *args: object, **named: object) -> bool:

@@ -9,6 +9,8 @@ import json
 import multiprocessing
 import os
 import sys
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -23,6 +25,7 @@ from node.local.rank import Rank
 from node.local.step import TensorParallelStep
 from node.model.device import Device
 from node.model.settings import ModelSettings
+from node.model.weight_copies import NO_COPIES
 from node.optim.muon import muon_direction
 from node.optim.newton_schulz import newton_schulz_all
 from node.optim.settings import OptimSettings
@@ -149,6 +152,7 @@ def rank(number: int, ranks: int, folder: Path) -> None:
     told["training"] = training(here)
     told["unwaited"] = unwaited(here)
     told["pieces"] = pieces(here)
+    told["copies"] = copies(here)
     told["finite"] = [
         Program(here, MODEL, 1, 0)._finite([torch.tensor([bad if number == 1 else 1.0])])
         for bad in (1.0, float("nan"))
@@ -189,6 +193,43 @@ def pieces(here: Rank) -> list[float]:
         torch.tensor(float(not finite)),
     ]
     return [float(t) for t in off] + [float((t - head).abs().max()) for t in whole.values()]
+
+
+class Halves(Device):
+    """A device that computes in bf16 under autocast, as a GPU does."""
+
+    def autocast(self, parameters: str = "fp32") -> AbstractContextManager[object]:
+        return self.computing_in("bf16")
+
+
+def copies(here: Rank) -> list[bool]:
+    """Compare two programs in bf16, of which one keeps the copies of its weights, with the same
+    parameters, then with others. True for each of output and gradients that is the same to the bit;
+    last, True if the other parameters made another output, and if no copy of the former parameters
+    is kept."""
+    here = replace(here, device=Halves(torch.device("cpu")))
+    whole = stages.build(MODEL, 1, 1)
+    changed = {n: p.detach() * 1.5 for n, p in whole.named_parameters()}
+    x = torch.randn(2, 8, 16, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    found = []
+    kept_now = 0
+    for keeps in (False, True):
+        program = Program(here, MODEL, 1, 1)
+        if not keeps:
+            for inner in program.module.modules():
+                inner.copies = NO_COPIES  # pyright: ignore
+        seen = []
+        for number in range(4):
+            if number == 2:
+                program.load(changed if here.rank == 0 else None)
+            output = program.forward(x, ())
+            (dx,), share, _ = program.gradients(output, [x], torch.ones_like(output))
+            seen.append({"output": output.detach(), "x": dx, **share})
+        found.append(seen)
+        kept_now = len([*program.module.copies])  # pyright: ignore
+    plain, kept = found
+    same = [torch.equal(a[name], b[name]) for a, b in zip(plain, kept, strict=True) for name in a]
+    return [*same, not torch.equal(kept[1]["output"], kept[2]["output"]), kept_now == 7]
 
 
 def dying(number: int, ranks: int, folder: Path) -> None:

@@ -170,6 +170,7 @@ def test_a_process_that_cannot_begin_reports_why_in_one_line():
         "stages": 1,
         "stage": 0,
         "threads": 1,
+        "onednn": False,
     }
     ran = subprocess.run(
         [sys.executable, "-m", "node.local.worker"],

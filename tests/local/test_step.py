@@ -85,6 +85,13 @@ def test_a_loss_in_pieces_is_that_of_one_device(done, ranks):
     assert all(len(other) == 3 and max(other) <= 1e-6 for other in others)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_weights_that_are_cast_once_give_the_same_numbers(done, ranks):
+    for told_by in told(done[0], ranks):
+        assert len(told_by["copies"]) == 4 * (2 + 9) + 2
+        assert all(told_by["copies"])
+
+
 def test_a_rank_that_dies_is_a_typed_error_at_the_others(done):
     folder, codes = done
     assert codes[2] == [0, 9]

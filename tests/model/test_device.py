@@ -88,6 +88,15 @@ def test_the_number_of_threads_is_set(monkeypatch):
     assert chosen == [resources.cores(), 1], "the library is measured with these threads"
 
 
+@pytest.mark.parametrize("onednn", [False, True])
+def test_the_library_of_another_process_is_followed_without_a_measurement(monkeypatch, onednn):
+    followed: list[bool] = []
+    monkeypatch.setattr(devices, "prefer_faster", lambda threads: pytest.fail("measured"))
+    monkeypatch.setattr(devices, "follow", followed.append)
+    set_threads(1, onednn)
+    assert followed == [onednn]
+
+
 @pytest.mark.parametrize(
     ("error", "short"),
     [

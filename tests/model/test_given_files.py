@@ -11,12 +11,12 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from node.app.export.merging import merge_adapters
 from node.core.errors import UsageFault
 from node.data.tokenizer import byte_letters
 from node.data.tokenizer_files import TokenizerFiles
 from node.model.export import trained_shapes
 from node.model.files import GGUF
-from node.model.merging import merge_adapters
 from node.model.pretrained import Weights, model_of
 from node.model.settings import ModelSettings
 from testbed.reference.unsplit import Unsplit

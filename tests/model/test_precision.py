@@ -11,8 +11,9 @@ from node.model.device import Device, Format
 from node.model.precision import FIRST_SIZE, GROW_AFTER, GradientScale, Precision
 from node.model.settings import ModelSettings
 from node.model.stages import build
+from node.model.text_cache import TextCache
 from node.pipeline.gradients import Share
-from node.pipeline.visit_buffers import StageMath
+from node.pipeline.visit_buffers import StageMath, TextStep
 from node.pipeline.watch import YOUNG, ActivationGuard
 from testbed.models.visits import read, visit
 
@@ -95,10 +96,10 @@ def test_what_only_goes_forward_is_computed_in_fp32() -> None:
     def passes(mode: str) -> tuple[bytes, bytes]:
         made = StageMath(module, "fp32", precision.autocast, mode, precision.gradients)
         trained, _, _ = visit(made, x, torch.ones(SIZE))
-        alone, _ = made.forward_only(read(x), last_only=False)
+        alone, _ = made.forward_only(read(x))
         return trained, bytes(alone)
 
-    exact = bytes(StageMath(module, "fp32").forward_only(read(x), last_only=False)[0])
+    exact = bytes(StageMath(module, "fp32").forward_only(read(x))[0])
     trained, alone = passes("off")
     assert alone == exact != trained
     assert passes("stage") == passes("layers") == (trained, alone)
@@ -115,3 +116,36 @@ def test_a_peer_in_bf16_is_not_taken_for_a_broken_one() -> None:
             size = module(x).float().square().mean().sqrt().item()
         assert guard.odd("lane", kind, size) == 0.0
     assert guard.odd("lane", "fp32", 100 * size) > 0.0, "it does look"
+
+
+def test_a_text_between_two_layers_of_a_bf16_forward_has_its_own_format() -> None:
+    """Its keys and values are those of the passes before, which no training surrounded."""
+    stage = build(SHAPE, 1, 1)
+    precision = Precision(CPU, "fp32", lambda: "bf16")
+    math_ = StageMath(stage, "fp32", precision.autocast)
+    tokens = random(5, SHAPE.d_model)
+
+    def written(at_rest: int) -> list[torch.Tensor]:
+        """Hidden states of five tokens, the first ones at rest and the others during forwards."""
+        cache = TextCache()
+        found: list[torch.Tensor] = []
+
+        def write() -> None:
+            if cache.length == len(tokens):
+                return
+            token = read(tokens[cache.length][None, None])
+            (data,) = math_.extend_texts([TextStep(cache, cache.length, 1, input=token)])
+            assert not isinstance(data, Exception), data
+            found.append(torch.frombuffer(bytearray(data), dtype=torch.float32))
+
+        for _ in range(at_rest):
+            write()
+        math_.pausing(write)
+        while len(found) < len(tokens):
+            visit(math_, random(*SIZE), random(*SIZE, seed=1))
+        math_.pausing(lambda: None)
+        return found
+
+    whole = written(len(tokens))
+    for at_rest in (0, 2):
+        torch.testing.assert_close(written(at_rest), whole, rtol=0.0, atol=1e-5)

@@ -5,13 +5,14 @@ import torch
 
 from node.optim.kernel_rule import (
     CPU,
+    CUDA,
     GAIN,
-    LAYERS,
     MEASURED_FROM,
-    OPERANDS,
+    NEVER,
+    ON_CPU,
+    ON_CUDA,
     PANELS_GAIN,
     SMALLER,
-    SQUARES,
     KernelRule,
     KernelTrial,
     following,
@@ -21,6 +22,9 @@ from node.optim.kernel_rule import (
 )
 from node.optim.newton_schulz import follow, followed, newton_schulz_all, rule_of
 
+SQUARES = ON_CPU.squares
+OPERANDS = ON_CPU.operands
+LAYERS = ON_CPU.layers
 UNITS = {64: 5.6, 128: 5.0, 256: 6.0, 512: 8.0, 768: 9.0}
 """Speed of bf16 relative to fp32 on square matrices, by side, on a processor with matrix units."""
 NONE = dict.fromkeys(SQUARES, 0.5)
@@ -29,11 +33,13 @@ NOWHERE = dict.fromkeys(OPERANDS, 0.9)
 MIXED = KernelRule(bf16_from=4096)
 
 
-def machine(faster, panels=NOWHERE, stacks_to=64, stacks_bf16_to=512, layers=None):
-    """A processor: a function from a trial to its seconds."""
+def machine(faster, panels=NOWHERE, stacks_to=64, stacks_bf16_to=512, layers=None, gram_from=0):
+    """A processor or a GPU: a function from a trial to its seconds."""
 
     def seconds(trial):
         work = 1e-9 * trial.many * trial.rows**2 * trial.cols
+        if trial.form in ("standard", "gram"):
+            return work / (1.3 if (trial.form == "gram") == (trial.rows >= gram_from) else 1.0)
         if trial.form == "layer":
             return work / (layers or {}).get(trial.rows, 1.0) ** (trial.precision == "bf16")
         if trial.many == 1:
@@ -46,11 +52,11 @@ def machine(faster, panels=NOWHERE, stacks_to=64, stacks_bf16_to=512, layers=Non
     return seconds
 
 
-def measured(seconds):
-    """All times that the rule asks for on a processor, and the groups of trials."""
+def measured(seconds, menu=ON_CPU):
+    """All times that the rule asks for on a device, and the groups of trials."""
     times = {}
     groups = []
-    while group := following(times):
+    while group := following(times, menu):
         groups.append(group)
         times.update((trial, seconds(trial)) for trial in group)
     return times, groups
@@ -93,6 +99,50 @@ def test_a_shape_and_its_transpose_are_computed_alike(shape, rule, expected):
 
 def test_without_times_the_rule_is_the_same_everywhere():
     assert (rule_from({}), CPU.bf16_from) == (CPU, 0)
+    assert rule_from({}, ON_CUDA) == CUDA
+
+
+CARD = {side: 4.0 for side in ON_CUDA.squares}
+CARD_NOWHERE = dict.fromkeys(ON_CUDA.operands, 0.9)
+
+
+def on_card(faster, panels=CARD_NOWHERE, **more):
+    """The rule of a GPU, and the times it is made of."""
+    times, _ = measured(machine(faster, panels, stacks_bf16_to=1024, **more), ON_CUDA)
+    return rule_from(times, ON_CUDA), times
+
+
+def test_a_gpu_is_measured_at_sizes_of_its_own():
+    rule, times = on_card(CARD, gram_from=2048)
+    assert rule == KernelRule(
+        bf16_from=128 * 128,
+        stack_bf16_to=1024,
+        stack_fp32_to=SMALLER,
+        panels_bf16=0,
+        panels_fp32=0,
+        gram_aspect=CUDA.gram_aspect,
+        gram_from=2048,
+    )
+    assert not any(trial.form == "layer" for trial in times)
+
+
+def test_a_gpu_without_units_for_bf16_steps_in_fp32():
+    rule, times = on_card(dict.fromkeys(CARD, 0.1))
+    assert rule.bf16_from == 0
+    assert {trial.rows for trial in times if trial.precision == "bf16"} == {128}
+
+
+@pytest.mark.parametrize(("gram_from", "expected"), [(0, 512), (1024, 1024), (9999, NEVER)])
+def test_a_gpu_takes_the_gram_form_from_where_it_is_faster(gram_from, expected):
+    rule, _ = on_card(CARD, gram_from=gram_from)
+    assert rule.gram_from == expected
+    assert way(4096, 16384, rule).gram is (gram_from < 9999)
+
+
+def test_a_gpu_takes_panels_where_they_gain():
+    rule, _ = on_card(CARD, panels={**CARD_NOWHERE, (4096, 4096): 1.5})
+    assert rule.panels_bf16 == 4096 * 4096
+    assert not way(4096, 4096, rule).stacked
 
 
 def test_a_processor_with_matrix_units_works_in_bf16():
@@ -179,9 +229,12 @@ def test_only_trials_that_are_compared_run_together_and_once():
 
 
 def test_a_process_follows_the_rule_it_is_given(monkeypatch):
-    monkeypatch.setattr("node.optim.newton_schulz._followed", [CPU])
+    monkeypatch.setattr("node.optim.newton_schulz._followed", {"cpu": CPU, "cuda": CUDA})
     m = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     assert newton_schulz_all([m], 5, True)[0].dtype is torch.float32
     follow(MIXED)
     assert rule_of(torch.device("cpu")) == followed() == MIXED
     assert newton_schulz_all([m], 5, True)[0].dtype is torch.bfloat16
+    assert rule_of(torch.device("cuda", 0)) == followed("cuda") == CUDA
+    follow(OWN, "cuda")
+    assert (rule_of(torch.device("cuda", 0)), followed()) == (OWN, MIXED)

@@ -3,7 +3,8 @@ group sizes."""
 
 import pytest
 
-from testbed.models.owner_group import METHODS, Group, compared
+from node.core.ids import PeerId
+from testbed.models.owner_group import METHODS, SHAPES, Group, compared, numbers, settings_of
 from tests.optim.conftest import matrix_by_matrix
 
 
@@ -35,3 +36,17 @@ def test_the_comparison_sees_state_that_is_lost(monkeypatch):
     worst, group = compared("muon", 6)
     assert group.lost > 0
     assert worst > 0
+
+
+@pytest.mark.parametrize(("every", "age", "lost"), [(5, 2, 0), (1, 0, 0), (0, 0, 1)])
+def test_a_death_costs_the_age_of_the_newest_copy_or_the_state(every, age, lost):
+    a, b = (PeerId(p) for p in "ab")
+    group = Group(settings_of("muon"), SHAPES, (a, b), every=every)
+    parameters = numbers(0)
+    for epoch in range(12):
+        parameters = group.epoch(parameters, numbers(epoch + 1, scale=0.01), epoch)
+    orphans = [name for name, owner in group.plan.items() if owner == b]
+    group.change((a,), 11)
+    assert (group.age, group.lost) == (age * len(orphans), lost * len(orphans))
+    steps = {float(group.owners[a].state(n).get("steps", [0.0])[0]) for n in orphans}
+    assert steps == {0.0 if lost else 12.0 - age}

@@ -5,6 +5,7 @@ import asyncio
 import fcntl
 import json
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,12 +23,12 @@ from node.app.tuning import (
 from node.core.ids import ENDS
 from node.manifest import Manifest, amended
 from node.model.device import Device
-from node.optim.kernel_rule import CPU, KernelRule, following, rule_from
+from node.optim.kernel_rule import CPU, CUDA, ON_CUDA, KernelRule, following, rule_from
 from node.optim.newton_schulz import follow, followed
 from node.optim.trials import HEAD
 from node.telemetry.events import Journal
 from testbed.fakes.clock import VirtualClock
-from tests.optim.test_kernel_rule import UNITS, machine, measured
+from tests.optim.test_kernel_rule import CARD, CARD_NOWHERE, UNITS, machine, measured
 
 TIMES, _ = measured(machine(UNITS))
 RULE = rule_from(TIMES)
@@ -35,7 +36,7 @@ RULE = rule_from(TIMES)
 
 @pytest.fixture(autouse=True)
 def nothing_followed(monkeypatch):
-    monkeypatch.setattr("node.optim.newton_schulz._followed", [CPU])
+    monkeypatch.setattr("node.optim.newton_schulz._followed", {"cpu": CPU, "cuda": CUDA})
 
 
 class Counting:
@@ -45,7 +46,7 @@ class Counting:
         self.calls = 0
         self.times = times
 
-    def __call__(self, stop):
+    def __call__(self, stop, device):
         self.calls += 1
         return self.times
 
@@ -123,6 +124,25 @@ def test_a_bad_file_is_measured_anew_and_written_over(tmp_path, damage):
         assert (found.problem, read_times(path, this_machine())) == ("", TIMES)
 
 
+def test_each_gpu_has_a_file_and_a_rule_of_its_own(tmp_path, monkeypatch):
+    """By its name, so that a card of another kind in this machine is measured too."""
+    names = iter(["NVIDIA H100", "Tesla T4", "NVIDIA H100"])
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(
+            name=next(names), major=9, minor=0, multi_processor_count=132
+        ),
+    )
+    times, _ = measured(machine(CARD, CARD_NOWHERE, stacks_bf16_to=1024), ON_CUDA)
+    one = Counting(times)
+    card = Device(torch.device("cuda", 0))
+    for _ in range(3):
+        found = tune(tmp_path, device=card, measured=one)
+        assert found.rule == rule_from(times, ON_CUDA) == followed("cuda")
+    assert (one.calls, len(list(tmp_path.glob("kernels-*.json"))), followed()) == (2, 2, CPU)
+
+
 def test_an_unwritable_cache_is_measured_again_next_start(tmp_path):
     (tmp_path / "taken").write_text("no folder")
     one = Counting()
@@ -157,12 +177,12 @@ def test_of_two_processes_one_measures_and_the_other_reads(tmp_path):
     begun = threading.Event()
     done = threading.Event()
 
-    def slow(stop):
+    def slow(stop, device):
         begun.set()
         assert done.wait(60)
         return TIMES
 
-    other = threading.Thread(target=tune, args=(tmp_path, None, slow))
+    other = threading.Thread(target=tune, args=(tmp_path,), kwargs={"measured": slow})
     other.start()
     assert begun.wait(60)
     threading.Timer(0.3, done.set).start()
@@ -177,7 +197,7 @@ def test_waiting_for_another_process_ends_when_stopped(tmp_path):
         fcntl.flock(held, fcntl.LOCK_EX)
         stop = threading.Event()
         stop.set()
-        assert tune(tmp_path, stop, Counting({})).rule == CPU
+        assert tune(tmp_path, stop, measured=Counting({})).rule == CPU
     assert not list(tmp_path.glob("kernels-*.json"))
 
 
@@ -195,7 +215,8 @@ LARGE = {"model__d_model": 64, "model__d_ff": 128}
     [
         (LARGE, 1, "cpu", True),
         (LARGE, ENDS, "cpu", False),
-        (LARGE, 1, "cuda", False),
+        (LARGE, 1, "cuda", True),
+        (LARGE, ENDS, "cuda", False),
         (LARGE | {"optimizer__name": "adamw"}, 1, "cpu", False),
         ({"model__d_model": 32, "model__d_ff": 64}, 1, "cpu", False),
     ],
@@ -264,7 +285,9 @@ def test_an_old_card_computes_in_the_format_that_is_faster(
 
 async def test_a_daemon_reports_its_kernel_rule_and_can_be_stopped(tmp_path, monkeypatch):
     journal = Journal()
-    monkeypatch.setattr(tuning, "tune", lambda folder, stop: tune(tmp_path, stop, Counting()))
+    monkeypatch.setattr(
+        tuning, "tune", lambda folder, stop, device: tune(tmp_path, stop, device, Counting())
+    )
     await tune_meanwhile(journal)
     (event,) = journal.recent()
     assert (event.component, event.kind, event.fields["bf16_from"]) == (
@@ -277,7 +300,7 @@ async def test_a_daemon_reports_its_kernel_rule_and_can_be_stopped(tmp_path, mon
     ended = threading.Event()
     loop = asyncio.get_running_loop()
 
-    def endless(folder, stop):
+    def endless(folder, stop, device):
         loop.call_soon_threadsafe(begun.set)
         if stop.wait(60):
             ended.set()

@@ -208,5 +208,7 @@ def test_an_end_is_final_and_the_number_decides_otherwise(owner: Identity) -> No
     twin = order(Verb.PAUSE, 1, "the same number")
     assert twin.outranks(pause) != pause.outranks(twin), "all peers choose the same of two"
     assert "an invite" in RunEnded(end).next_step
+    assert "the same home" in RunEnded(end).next_step
     step = RunEnded(end, going_on(150, "/a b/swarm.toml")).next_step
     assert "tutti swarm init --continue '/a b/swarm.toml' more.toml --epochs 300 " in step
+    assert "stages that are not on this disk" in step

@@ -168,14 +168,17 @@ def test_image_services_and_commands_name_the_same_ports(
 ) -> None:
     p2p = image_env["TUTTI_P2P_PORT"]
     grpc = image_env["TUTTI_GRPC_PORT"]
+    bypass = image_env["TUTTI_TRANSPORT_BYPASS_PORT"]
     assert [rest for word, rest in dockerfile if word == "EXPOSE"] == [
-        f"{p2p}/tcp {p2p}/udp {grpc}/tcp"
+        f"{p2p}/tcp {p2p}/udp {grpc}/tcp {bypass}/tcp"
     ]
     for name, service in services.items():
         assert service["environment"].get("TUTTI_P2P_PORT", p2p) == p2p
         assert service["environment"].get("TUTTI_GRPC_PORT", grpc) == grpc
+        assert service["environment"].get("TUTTI_TRANSPORT_BYPASS_PORT", bypass) == bypass
         if "ports" in service:
-            assert (name, service["ports"]) == ("rendezvous", [f"127.0.0.1:{p2p}:{p2p}/tcp"])
+            open_to_host = [f"127.0.0.1:{port}:{port}/tcp" for port in (p2p, bypass)]
+            assert (name, service["ports"]) == ("rendezvous", open_to_host)
     assert f"/dns4/rendezvous/tcp/{p2p}/p2p/" in services["founder"]["command"][0]
 
 

@@ -7,7 +7,7 @@ from node.core.journey import Hop, Path, Plan, PlanMember
 from node.pipeline import events as ev
 from node.pipeline.events import Trouble
 from node.pipeline.machine import PipelineMachine
-from node.pipeline.route import ATTEMPTS, Delivery, Pause, Suspects, predicted
+from node.pipeline.route import ATTEMPTS, Delivery, Pause, Suspects, Workloads, predicted
 
 A, B, C, D = (PeerId(x) for x in "abcd")
 
@@ -117,6 +117,45 @@ def test_work_of_a_dead_replica_goes_where_it_is_done_first() -> None:
     assert 7 <= got.count(B) <= 8, (
         "so that it and the idle one are done at the same time, before C is"
     )
+
+
+def test_all_senders_share_the_work_of_a_dead_replica() -> None:
+    """Six ends peers with two micro-batches each at the dead replica: none of them knows what the
+    others do, and no sibling gets more than its share."""
+    origins = [PeerId(f"e{n}") for n in range(6)]
+    paths = tuple(Path(i, origins[i % 6], (i,), (Hop(1, A),)) for i in range(12))
+    members = (*(PlanMember(e, 0) for e in origins), *(PlanMember(p, 1, 1.0) for p in (A, B, C, D)))
+    plan = Plan(1, 1, origins[0], members, paths, {})
+    got: list[PeerId] = []
+    for origin in origins:
+        machine = PipelineMachine(origin)
+        machine.handle(ev.AdoptPlan(plan), 0.0)
+        machine.handle(ev.PeerDied(A), 0.0)
+        for path in paths:
+            if path.origin == origin:
+                machine.handle(ev.Start(path.index), 0.0)
+                key = ev.Key(1, path.index, 0)
+                done = machine.handle(ev.Computed(key, ev.Direction.FORWARD), 0.0)
+                got += [a.journey[1].peer for a in done if isinstance(a, ev.Send)]
+    assert {p: got.count(p) for p in (B, C, D)} == {B: 4, C: 4, D: 4}
+
+
+def test_a_heir_that_is_gone_too_leaves_its_share_to_the_others() -> None:
+    loads = Workloads(plan_of(12, A, (A, B, C, D)))
+    first = loads.heir(0, A, (A, B, C, D), {A})
+    later = loads.heir(0, A, (A, B, C, D), {A, first})
+    assert first in (B, C, D)
+    assert later == first, "the machine asks the others when it finds that this one is gone"
+    assert Workloads(plan_of(12, A, (A,))).heir(0, A, (A,), {A}) == A, "nobody is left"
+    assert Workloads().heir(0, A, (A, B), {A}) == A, "no plan is in force"
+
+
+def plan_of(count: int, peer: PeerId, replicas: tuple[PeerId, ...]) -> Plan:
+    """A plan of this number of micro-batches, all over one of the replicas."""
+    e = PeerId("e")
+    paths = tuple(Path(i, e, (i,), (Hop(1, peer),)) for i in range(count))
+    members = (PlanMember(e, 0), *(PlanMember(p, 1, 1.0) for p in replicas))
+    return Plan(1, 1, e, members, paths, {})
 
 
 def test_only_who_is_asked_last_is_waited_for() -> None:

@@ -57,7 +57,7 @@ class Letters:
         """It closes the gate itself; 0: none does."""
 
     async def text_logits(
-        self, hops: Any, text: int, past: int, tokens: torch.Tensor
+        self, hops: Any, text: int, past: int, tokens: torch.Tensor, positions: int
     ) -> tuple[torch.Tensor, bool]:
         self.passes += 1
         self.waiting.set()
@@ -68,7 +68,7 @@ class Letters:
         finally:
             if not self.gate.is_set():
                 self.ended.set()
-        return torch.nn.functional.one_hot(tokens[-1] + 1, 259).float(), True
+        return torch.nn.functional.one_hot(tokens[-positions:] + 1, 259).float(), True
 
 
 class Peers:

@@ -347,6 +347,25 @@ async def test_of_one_tensor_from_one_peer_two_streams_are_read(swarm, plan, way
     assert not swarm.net.transports["s1a"].faults
 
 
+async def test_of_streams_that_come_in_a_burst_two_are_read(swarm):
+    """The older ones are ended although none of them had time to end by itself."""
+    _, streams = giving(swarm.pipelines["s1a"])
+    ended = []
+
+    async def read(number):
+        try:
+            async with streams.newest("tensor"):
+                await asyncio.sleep(60)
+        except TimeoutError:
+            ended.append(number)
+
+    going = [asyncio.ensure_future(read(number)) for number in range(5)]
+    await until(lambda: len(ended) == 3, 3)
+    assert ended == [0, 1, 2]
+    for task in going:
+        task.cancel()
+
+
 async def test_an_input_that_is_not_read_in_time_is_let_go(swarm, plan):
     s1a = swarm.pipelines["s1a"]
     key = Key(3, 0, 1)

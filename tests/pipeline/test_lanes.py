@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -279,7 +280,7 @@ def test_looks_at_what_only_goes_forward_are_before_its_mark():
     math = StageMath(build(MODEL, 1, 1), "fp32")
     math.use(Noted(0.0, 0.0, beside=True))
     with computed:
-        math.forward_only(read(numbers(1)), last_only=False)
+        math.forward_only(read(numbers(1)))
     assert before[-1] == "stack"
     assert computed.names == before
 
@@ -414,6 +415,22 @@ async def test_large_memory_is_given_up_on_another_thread(large: bool):
     work.free_graph()
     assert await asyncio.to_thread(went.wait, LONG_S)
     assert (gone == [threading.get_ident()]) is not large
+
+
+async def test_work_that_fills_the_executor_keeps_no_memory():
+    loop = asyncio.get_running_loop()
+    loop.set_default_executor(ThreadPoolExecutor(1))
+    busy = threading.Event()
+    slow = asyncio.ensure_future(asyncio.to_thread(busy.wait, LONG_S))
+    await asyncio.sleep(0)
+    went = threading.Event()
+    let_go([Block([], went)])
+    try:
+        with ThreadPoolExecutor(1) as waiter:
+            assert await loop.run_in_executor(waiter, went.wait, LONG_S / 2)
+    finally:
+        busy.set()
+        await slow
 
 
 def test_without_an_event_loop_memory_is_given_up_at_once():

@@ -191,7 +191,7 @@ async def test_gradients_that_cannot_be_added_are_added_at_the_end(make_swarm, m
     swarm, plan = await begun(make_swarm().fill(replicas=1), 2)
     pipeline = swarm.pipelines["s1a"]
 
-    def full(share):
+    def full(share, epoch):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with monkeypatch.context() as short_of_memory:

@@ -16,6 +16,7 @@ from node.core.journey import Hop
 from node.inference import text_session
 from node.inference.forward_router import ForwardRouter
 from node.inference.text_session import TextSession
+from node.model import products
 from node.model.stages import build
 from node.model.text_cache import GROWTH, TextCache, Turn, text_bytes
 from node.pipeline import texts
@@ -101,11 +102,11 @@ async def test_another_replica_computes_the_cache_of_a_lost_one_again(make_swarm
     writer = await writing(make_swarm, replicas=2)
     wanted = writer.alone(6)
     await writer.write(3)
-    [lost] = [hop.peer for hop in writer.session._hops if hop.stage == 2]
+    [lost] = [hop.peer for hop in writer.session._kept.hops if hop.stage == 2]
     await writer.swarm.kill(str(lost))
     assert await writer.write(3) == wanted
     assert writer.session.begun == 2
-    assert lost not in [hop.peer for hop in writer.session._hops]
+    assert lost not in [hop.peer for hop in writer.session._kept.hops]
 
 
 async def test_a_stage_that_nobody_serves_is_left_out_of_the_whole_text(make_swarm):
@@ -202,7 +203,7 @@ async def test_a_text_is_known_by_the_hop_that_brings_it(make_swarm):
     await writer.write(1)
     stage = writer.swarm.pipelines["s1a"]
     [key] = stage.texts._texts
-    assert key == TextKey(PeerId("s0a"), writer.session._number, PeerId("s0a"))
+    assert key == TextKey(PeerId("s0a"), writer.session._kept.number, PeerId("s0a"))
     past = len(PROMPT)
     now = stage.clock.now()
     for other in (key._replace(before=PeerId("s2a")), key._replace(origin=PeerId("s2a"))):
@@ -368,7 +369,7 @@ def test_a_text_in_a_turn_has_no_other_and_stays():
 def test_a_text_that_has_other_tokens_than_said_begins_again():
     held = table()
     assert turn(held, 1, 0, 5, 0.0)
-    assert turn(held, 1, 4, 1, 0.0) is None
+    assert turn(held, 1, 6, 1, 0.0) is None
     assert turn(held, 1, 5, 1, 0.0) is None, "it is gone"
     assert turn(held, 1, 0, 5, 0.0)
     held.expire(texts.IDLE_S)
@@ -515,6 +516,45 @@ def test_training_pauses_between_layers_and_computes_the_same(recompute):
         grads.append([given.grad, *(p.grad for p in stage.parameters())])
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
     assert at == [True] * 4 + [False] * 4, "before each layer, forward and backward"
+
+
+def test_passes_over_texts_alone_are_multiplied_in_the_ways_of_few_rows(monkeypatch, device):
+    """And give what other ways give; a forward in training has none of them."""
+    from node.pipeline.visit_buffers import StageMath, TextStep
+
+    rows: list[int] = []
+    by_onednn = products._PRODUCTS["onednn"]
+
+    def multiply(x, weight, bias):
+        rows.append(x.numel() // x.shape[-1])
+        return by_onednn(x, weight, bias)
+
+    stage = build(replace(MODEL, layers=2), 1, 1)
+    math = StageMath(stage, "fp32")
+
+    def written() -> list[torch.Tensor]:
+        caches = [TextCache(), TextCache()]
+        tokens = torch.linspace(-1, 1, 32).reshape(2, 1, 16)
+        found: list[torch.Tensor] = []
+        for _ in range(3):
+            inputs = [read(token[None]) for token in tokens]
+            steps = [
+                TextStep(cache, cache.length, 1, input=x)
+                for cache, x in zip(caches, inputs, strict=True)
+            ]
+            for data in math.extend_texts(steps):
+                assert not isinstance(data, Exception), data
+                found.append(torch.frombuffer(bytearray(data), dtype=torch.float32))
+        return found
+
+    plain = written()
+    monkeypatch.setitem(products._PRODUCTS, "onednn", multiply)
+    monkeypatch.setattr(products, "_few", {1: "onednn", 4: "onednn"})
+    torch.testing.assert_close(written(), plain)
+    assert set(rows) == {2}
+    rows.clear()
+    stage(torch.randn(1, 2, 16))
+    assert not rows
 
 
 def test_a_text_between_two_layers_takes_no_gradient_from_bf16_training(device):

@@ -25,26 +25,25 @@ def within(name: str, deed: str, *, leads: bool, seed: int, moments: int) -> Non
         assert swarm.watch.counts["stood-still"] == moments, "each one that woke says so"
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_frozen_leader_of_four(seed: int) -> None:
-    within("four", "frozen", leads=True, seed=seed, moments=9)
+    within("four", "frozen", leads=True, seed=seed, moments=6)
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["seven", "two cells"])
-def test_a_cell_commits_while_its_leader_is_frozen(name: str, seed: int) -> None:
-    within(name, "frozen", leads=True, seed=seed, moments=6)
+def test_a_cell_commits_while_its_leader_is_frozen(name: str) -> None:
+    within(name, "frozen", leads=True, seed=0, moments=4)
 
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_a_cell_commits_while_a_member_is_frozen(name: str) -> None:
-    within(name, "frozen", leads=False, seed=7, moments=6)
+    within(name, "frozen", leads=False, seed=7, moments=4)
 
 
 @pytest.mark.parametrize("leads", [True, False], ids=["leader", "member"])
 @pytest.mark.parametrize("deed", ["killed", "cut off"])
 def test_a_peer_that_is_gone(deed: str, leads: bool) -> None:
-    within("four", deed, leads=leads, seed=11, moments=6)
+    within("four", deed, leads=leads, seed=11, moments=4)
 
 
 def test_a_leader_that_only_the_next_one_reaches() -> None:

@@ -30,8 +30,8 @@ def counts(swarm: SimSwarm) -> Counter[int]:
     return Counter(peer.stage for peer in swarm.live())
 
 
-@pytest.mark.parametrize("spread_s", [0.1, 0.5, 1.0])
-@pytest.mark.parametrize("count", [3, 7, 14])
+@pytest.mark.parametrize("spread_s", [0.1, 1.0])
+@pytest.mark.parametrize("count", [3, 14])
 def test_a_swarm_begins_with_those_who_come_in_one_second(count: int, spread_s: float) -> None:
     swarm = SimSwarm(replace(THREE, ends=1, spread_s=spread_s), 0)
     swarm.world.run(2.0)

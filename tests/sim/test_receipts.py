@@ -12,16 +12,16 @@ from node.sim.setup import Setup
 from testbed.swarms.receipts import SwarmBooks
 from tests.sim.outcomes import finished
 
-CHURN = Setup(epochs=100)
+CHURN = Setup(epochs=50)
 SHORT = replace(CHURN, epochs=8)
 
 
-def test_after_100_epochs_under_churn_every_committed_token_is_accounted_for() -> None:
+def test_after_50_epochs_under_churn_every_committed_token_is_accounted_for() -> None:
     books = SwarmBooks()
     outcome = finished(CHURN, lay(("churn",), CHURN, 1), books.factory())
     assert len(outcome.struck) >= 5
     run = books.audit()
-    assert [a.epoch for a in run.accounts] == list(range(100))
+    assert [a.epoch for a in run.accounts] == list(range(CHURN.epochs))
     for account in run.accounts:
         assert account.sums() == dict.fromkeys(account.stages, account.tokens)
     assert run.tokens == books.committed()

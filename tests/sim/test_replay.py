@@ -13,7 +13,7 @@ from node.sim.tapes import Tapes
 from tests.sim.test_cells_lead import NEAR
 from tests.sim.test_planned import SETUP as PLANNED
 
-SCHEDULES = 20
+SCHEDULES = 10
 SMALL = Setup(epochs=6)
 KINDS = (b'"Grouped"', b'"Searched"')
 """Events of a leader when its cell meets another one, and when its search for paths ends."""

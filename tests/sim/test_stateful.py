@@ -82,7 +82,7 @@ class AnySwarm(RuleBasedStateMachine):
 
 TestAnySwarm = AnySwarm.TestCase
 TestAnySwarm.settings = settings(
-    max_examples=6,
+    max_examples=3,
     stateful_step_count=12,
     # Without Phase.explain: hypothesis would trace every line to explain a failure, at ten times
     # the test's cost.

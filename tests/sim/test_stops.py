@@ -23,7 +23,7 @@ def lossless(outcome: ScheduleOutcome) -> None:
 
 
 @pytest.mark.parametrize("name", ["stop", "stop-all"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_stops_in_order_lose_no_committed_epoch(name: str, seed: int) -> None:
     lossless(finished(STOPS, lay((name,), STOPS, seed)))
 
@@ -35,7 +35,7 @@ def test_cells_that_are_stopped_lose_no_committed_epoch(name: str) -> None:
 
 
 # A version was adopted and not settled just when the peer stops: seed 20 shows it.
-@pytest.mark.parametrize("seed", [20, 23, 24])
+@pytest.mark.parametrize("seed", [20, 23])
 def test_a_stop_between_commit_and_next_plan_loses_nothing(seed: int) -> None:
     lossless(finished(STOPS, lay(("stop-all",), STOPS, seed)))
 
@@ -43,11 +43,10 @@ def test_a_stop_between_commit_and_next_plan_loses_nothing(seed: int) -> None:
 WITHIN_S = 6.0
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_crash_of_everybody_costs_at_most_what_is_allowed(seed: int) -> None:
+def test_a_crash_of_everybody_costs_at_most_what_is_allowed() -> None:
     setup = Setup(epochs=40, checkpoint_every=0, checkpoint_within_s=WITHIN_S)
-    crash = Fault(25.0 + seed, "restart-all", seconds=1.0)
-    outcome = finished(setup, Schedule(seed, (crash,)))
+    crash = Fault(25.0, "restart-all", seconds=1.0)
+    outcome = finished(setup, Schedule(0, (crash,)))
     before = [c for c in outcome.commits if c.at < crash.at]
     after = [c for c in outcome.commits if c.at >= crash.at + crash.seconds]
     resumed = after[0].epoch - 1

@@ -108,7 +108,7 @@ def test_a_change_goes_from_cell_to_cell() -> None:
     assert counts["averaging-changed"] == 2, "in each cell once"
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.05, 0.1, 0.3, 0.6, 1.0])
+@pytest.mark.parametrize("delay", [0.0, 0.1, 0.6])
 def test_the_leader_dies_and_the_change_does_not(delay: float) -> None:
     swarm = Watched(GOSSIP, 3, DILOCO)
     swarm.until(4)

@@ -31,9 +31,10 @@ def start(peer: Peer, devices: int) -> None:
     peer.start()
 
 
-def finished(box: Box, folder: Path) -> None:
+def finished(box: Box, folder: Path, untold: int = 0) -> None:
     """Wait for the end of the run. The loss of every epoch is one process's, and no state was
-    lost."""
+    lost. ``untold``: epochs that may be on the disk without a line in the log, because their leader
+    stopped at that moment."""
 
     def committed() -> dict[int, float]:
         told = [e for peer in box.made.values() for e in peer.told() if e.kind == COMMITTED]
@@ -42,7 +43,10 @@ def finished(box: Box, folder: Path) -> None:
     peers = tuple(box.live)
     box.wait("the last epoch", lambda: EPOCHS in committed(), 240.0, peers)
     losses = [e.loss for e in Reference(box.manifest, folder).train(EPOCHS)]
-    assert committed() == pytest.approx(dict(enumerate(losses, 1)), rel=1e-3)
+    alone = dict(enumerate(losses, 1))
+    told = committed()
+    assert len(alone) - len(told) <= untold
+    assert told == pytest.approx({epoch: alone[epoch] for epoch in told}, rel=1e-3)
     for peer in box.made.values():
         assert [e["text"] for e in peer.events() if e["kind"] in LOST] == []
 
@@ -76,7 +80,7 @@ def test_a_stage_goes_on_with_another_number_of_devices(box, tmp_path):
     assert set(box.stop_all(60.0).values()) == {0}
     start(ends, 1)
     start(blocks, 2)
-    finished(box, tmp_path)
+    finished(box, tmp_path, untold=1)
     assert blocks.status().device.startswith("2 x cpu")
     assert not ends.status().device.startswith("2 x cpu")
     for peer in (ends, blocks):

@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from node.app.catchup import DONORS, TRIES, WITHOUT_LEADER, catch_up, donors_of, keep_base
+from node.app.catchup import DONORS, LOOKS, TRIES, WITHOUT_LEADER, catch_up, donors_of, keep_base
 from node.core.journey import Version
 from node.wire.tensors import digest
 
@@ -92,6 +92,55 @@ async def test_what_the_swarm_has_is_newer(rig: Any, tmp_path: Path, begins: str
     await catch_up(c.work, board, tmp_path / "in", c.journal, 0.0, begins)  # type: ignore[arg-type]
     assert (c.work.stage.version, c.work.stage.empty) == (a.work.stage.version, False)
     assert not c.events("fetch-failed")
+
+
+@pytest.mark.parametrize(
+    ("own", "lost"),
+    [
+        ({}, True),
+        ({"dead": (3, "training")}, True),
+        ({"a": (3, "training")}, False),
+    ],
+)
+async def test_a_stage_that_its_cell_has_lost_comes_from_another_cell(
+    rig: Any, tmp_path: Path, own: dict[str, tuple[int, str]], lost: bool
+) -> None:
+    """Also while the directory still shows a peer that died, and where the first sample of the
+    cells shows none."""
+    a, _, _ = await rig.trained("ab", 3)
+    (c,) = await rig.add("c")
+    asked: list[int] = []
+
+    async def elsewhere(looks: int) -> dict[str, Any]:
+        asked.append(looks)
+        if not looks and not own:
+            return {}
+        return Board(a=(3, "training"), b=(3, "ready")).replicas(1)
+
+    incoming = tmp_path / "in"
+    how: Any = {"given": "", "elsewhere": elsewhere}
+    await catch_up(c.work, Board(**own), incoming, c.journal, 0.0, **how)  # type: ignore[arg-type]
+    assert c.work.stage.version == a.work.stage.version
+    assert bool(asked) == lost
+    assert bool(c.events("from-another-cell")) == lost
+
+
+@pytest.mark.parametrize(("there", "looks"), [({}, 1 + LOOKS), (None, 1)])
+async def test_a_stage_that_nobody_has_is_looked_for_a_while(
+    rig: Any, tmp_path: Path, there: dict[str, Any] | None, looks: int
+) -> None:
+    """Where there are other cells; then the peer takes part with what it has."""
+    (c,) = await rig.add("c")
+    asked: list[int] = []
+
+    async def elsewhere(looks: int) -> dict[str, Any] | None:
+        asked.append(looks)
+        return there
+
+    how: Any = {"given": "", "elsewhere": elsewhere}
+    await catch_up(c.work, Board(), tmp_path / "in", c.journal, 0.0, **how)  # type: ignore[arg-type]
+    assert asked == list(range(looks))
+    assert not c.work.stage.version.epoch
 
 
 async def test_a_checkpoint_is_kept_over_older_parameters_of_donors(

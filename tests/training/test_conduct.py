@@ -3,11 +3,15 @@
 import pytest
 
 from node.core.ids import PeerId
+from node.core.journey import Plan
+from node.epoch.events import CountFault, RecordFact
 from node.epoch.leader import conduct as rules
 from node.epoch.leader.conduct import Conduct
+from node.epoch.leader.inspection import Inspection, Liar
 
 A = PeerId("a")
 B = PeerId("b")
+SEED = "ab" * 32
 
 
 def test_a_peer_listens_for_a_multiple_of_the_time_that_it_cost() -> None:
@@ -124,3 +128,27 @@ def test_a_shorter_probation_does_not_end_a_longer_one() -> None:
     conduct.good(A)
     conduct.cost(A, 0.0, 1.0)
     assert conduct.probation_s(A, 0.0) == 100.0 * rules.MULTIPLE
+
+
+def test_each_lie_doubles_the_probation_of_a_liar(monkeypatch: pytest.MonkeyPatch) -> None:
+    conduct = Conduct()
+    plan = Plan(1, 1, B, (), (), {})
+    monkeypatch.setattr(Inspection, "judge", lambda *_: [Liar(A, "lies")])
+    now = 0.0
+    for seconds in (rules.LIAR_S, 2 * rules.LIAR_S, 4 * rules.LIAR_S):
+        done = conduct.inspect(plan, SEED, {}, now)
+        assert [type(action) for action in done] == [RecordFact, CountFault]
+        assert conduct.probation_s(A, now) == seconds
+        conduct.good(A)
+        assert conduct.on_probation(now + seconds - 1.0) == {A}
+        now += seconds
+        assert conduct.on_probation(now) == set()
+
+
+def test_late_work_excuses_no_liar(monkeypatch: pytest.MonkeyPatch) -> None:
+    conduct = Conduct()
+    monkeypatch.setattr(Inspection, "judge", lambda *_: [Liar(A, "lies")])
+    conduct.cost(A, 4.0, 0.0, "a plan")
+    conduct.inspect(Plan(1, 1, B, (), (), {}), SEED, {}, 0.0)
+    assert conduct.excuse(A, "a plan", 1.0) == []
+    assert conduct.on_probation(rules.LIAR_S - 1.0) == {A}

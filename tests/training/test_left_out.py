@@ -185,7 +185,7 @@ def test_the_next_leader_learns_the_stages_version_by_the_plan() -> None:
 def test_a_member_relabels_its_version_only_if_the_plan_allows() -> None:
     _, first = begun()
     held = Version(3, "aa" * 16)
-    later = dataclasses.replace(first, epoch=7, lineage="bb" * 16, term=5)
+    later = dataclasses.replace(first, epoch=7, lineage="bb" * 16, term=5, digests={})
     says = dataclasses.replace(later, stood={2: held})
     member = Member(S2, held)
     assert [type(a) for a in member.handle(ev.PlanArrived(later), 0.0)] == [ev.RefuseCaller]

@@ -8,7 +8,7 @@ import pytest
 from node.core.ids import CellId, PeerId
 from node.core.journey import Electorate, Hop, Path, Plan, PlanMember, Version, Window
 from node.epoch import events as ev
-from node.epoch.member import Member, MemberState
+from node.epoch.member import FETCH_S, Member, MemberState
 from node.epoch.plan_context import GENESIS, makes
 
 ME = PeerId("me")
@@ -256,3 +256,24 @@ def test_a_version_that_was_put_in_place_during_an_epoch_ends_it() -> None:
     told(member, ev.VersionPlaced(GENESIS, (), 0))
     assert told(member, ended(plan)) == []
     assert "over" in refusal(member, opened(plan, 1))
+
+
+def test_a_current_member_with_an_older_version_fetches_the_base() -> None:
+    member, before = after_one_epoch()
+    told(member, ev.PlanArrived(plan_from(makes(before, ()), 2)))
+    at = member.at
+    later = plan_from(Version(at.epoch + 2, "cd" * 16), 5, digests={1: "wanted"})
+    had = (member.at, member.term, member.state, member.plan)
+    done = told(member, ev.PlanArrived(later))
+    assert done == [ev.FetchBase(later.base, (OTHER,), "wanted", FETCH_S)]
+    assert (member.at, member.term, member.state, member.plan) == had, "until it is here"
+    told(member, ev.VersionPlaced(later.base, (), 0))
+    assert told(member, ev.PlanArrived(later)) == [ev.BeginEpoch(later, None)]
+    assert (member.at, member.state) == (later.base, MemberState.RUN)
+
+
+def test_a_base_without_a_digest_is_not_fetched() -> None:
+    member, before = after_one_epoch()
+    told(member, ev.PlanArrived(plan_from(makes(before, ()), 2)))
+    later = plan_from(Version(member.at.epoch + 2, "cd" * 16), 5)
+    assert "is not here" in refusal(member, ev.PlanArrived(later))

@@ -10,7 +10,17 @@ from torch import Tensor
 from node.averaging.strategies.diloco import OuterState
 from node.averaging.strategies.outer import OuterSettings
 from node.core.errors import WireError
-from node.outer.merging import MOMENTUM, STEP, Giver, Named, OuterSteps, Pushes, moved
+from node.outer.merging import (
+    MOMENTUM,
+    STEP,
+    Giver,
+    Named,
+    OuterSteps,
+    Pushes,
+    mean_of,
+    moved,
+)
+from node.outer.weighing import LESS
 
 DENSE = OuterSettings("butterfly", "deltas", optimizer="nesterov", momentum=0.8, window_s=60.0)
 SPARSE = replace(DENSE, optimizer="sgd", momentum=0.0, lr=1.0, codec="top-k", feedback=True)
@@ -52,8 +62,9 @@ def window(s: OuterSettings, number: int, keepers: list[Giver]) -> list[dict[str
         replace(DENSE, codec="int4", feedback=True),
         replace(DENSE, codec="top-k", feedback=True),
         SPARSE,
+        replace(DENSE, codec="int8", weights="agreement"),
     ],
-    ids=lambda s: f"{s.codec}-{s.optimizer}",
+    ids=lambda s: f"{s.codec}-{s.optimizer}-{s.weights}",
 )
 def test_every_cell_comes_to_the_same_bits_window_after_window(s: OuterSettings) -> None:
     keepers = [Giver(OuterState.begin(drawn(7))) for _ in CELLS]
@@ -82,6 +93,36 @@ def test_one_that_is_far_longer_than_the_others_counts_for_less() -> None:
     far = {n: 100.0 * t for n, t in drawn(2).items()}
     made = merge.makes(CELLS[0], near, {CELLS[1]: drawn(3), CELLS[2]: far})
     assert float(made["w"].norm()) < 2.0 * float(near["w"].norm())
+
+
+def test_by_agreement_the_step_goes_along_the_differences_that_help() -> None:
+    s = replace(DENSE, optimizer="sgd", momentum=0.0, lr=1.0, weights="agreement")
+    shared = drawn(1)
+    given = {
+        cell: {n: shared[n] + t for n, t in drawn(seed).items()}
+        for cell, seed in zip(CELLS, (2, 3, 4), strict=True)
+    }
+    given[CELLS[1]] = drawn(5)
+    steps: list[dict[str, Tensor]] = []
+    for cell in CELLS:
+        merge = OuterSteps(Giver(OuterState.begin(drawn(7))), s, SHAPES)
+        steps.append(merge.makes(cell, given[cell], {c: t for c, t in given.items() if c != cell}))
+        assert merge.weights == {CELLS[0]: 1.0, CELLS[1]: LESS, CELLS[2]: 1.0}
+    for name, was in drawn(7).items():
+        assert all(torch.equal(steps[0][name], step[name]) for step in steps[1:])
+        a, b, c = (given[cell][name] for cell in CELLS)
+        mean = (a + LESS * b + c) / (2.0 + LESS)
+        assert torch.allclose(steps[0][name], was - mean, atol=1e-5)
+
+
+def test_equal_weights_are_the_plain_mean_to_the_bit() -> None:
+    given = {cell: drawn(i) for i, cell in enumerate(CELLS)}
+    for name, mean in mean_of(given, dict.fromkeys(CELLS, 1.0)).items():
+        assert torch.equal(mean, mean_of(given)[name])
+        total = sum(
+            (given[cell][name].double() for cell in CELLS[1:]), given[CELLS[0]][name].double()
+        )
+        assert torch.equal(mean, (total / len(CELLS)).float())
 
 
 def test_a_peer_that_copies_keeps_what_it_has_learned_since_its_anchor() -> None:

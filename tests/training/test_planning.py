@@ -18,6 +18,8 @@ from node.epoch.leader.voting import ALONE_S
 from node.epoch.pace import RECALL_FROM
 from node.epoch.peers.speeds import FORGIVE_AFTER
 from node.epoch.plan_context import PlanContext, makes
+from node.pipeline.events import MicroBatchDone
+from node.scheduler.costs import LinkCost, Measured
 from tests.training.run_facts import assign, facts
 from tests.training.test_leader import (
     S1,
@@ -367,3 +369,97 @@ def test_a_replica_that_gets_no_work_for_long_is_of_unknown_speed() -> None:
         plan = next_plan(tell(leader, words, float(now)))
         speeds.append(next(m.speed for m in plan.members if m.peer == T1))
     assert [bool(s) for s in speeds].index(False) in (FORGIVE_AFTER - 1, FORGIVE_AFTER)
+
+
+# ------------------------------------------------------------ peers that come while an epoch runs
+
+SIZES: dict[str, Any] = {"parameters": (10**6,) * 3, "tensor": 10**5}
+QUICK = Measured(ways=((S1, LinkCost(0.1, 0.05)),))
+"""A line over which the parameters of a stage take a second."""
+
+
+def joined(
+    sizes: dict[str, Any], run_s: float, at: Version = YOUNG, **about: Any
+) -> tuple[Plan, Plan]:
+    """The plan under way when a replica of stage 1 comes with the version ``at``, and the next
+    plan."""
+    costs = [heard(p, costs=QUICK) for p in (E, S1, S2)]
+    leader, plan = begun(costs, **sizes)
+    leader.handle(dataclasses.replace(heard(T1, at, costs=QUICK), **about), 5.0)
+    return plan, next_plan(commits(leader, plan, 2.0 + run_s))
+
+
+@pytest.mark.parametrize("digest", ["", "of something else"])
+def test_a_newcomer_with_other_parameters_than_it_claims_listens(digest: str) -> None:
+    _, plan = joined(SIZES, 60.0, digest=digest)
+    row = plan.member(T1)
+    assert row is not None
+    assert not row.current
+
+
+def test_a_newcomer_with_the_base_of_the_epoch_under_way_works_in_the_next_one() -> None:
+    before, plan = joined(SIZES, 60.0)
+    row = plan.member(T1)
+    assert row is not None
+    assert row.current
+    assert plan.base == makes(before, ())
+    assert T1 not in plan.owners.values(), "it has no optimizer state"
+    assert plan.digests[1], "by which it knows the parameters that it fetches"
+
+
+@pytest.mark.parametrize(
+    ("sizes", "run_s", "at"),
+    [
+        (SIZES, 2.5, YOUNG),
+        (SIZES | {"parameters": (10**9,) * 3}, 60.0, YOUNG),
+        (SIZES, 60.0, A),
+        ({}, 60.0, YOUNG),
+    ],
+    ids=["short epoch", "large stage", "other history", "unknown sizes"],
+)
+def test_a_newcomer_listens_where_a_fetch_is_not_worth_it(
+    sizes: dict[str, Any], run_s: float, at: Version
+) -> None:
+    _, plan = joined(sizes, run_s, at)
+    row = plan.member(T1)
+    assert row is not None
+    assert not row.current
+
+
+def test_a_newcomer_that_did_not_fetch_listens_next_time() -> None:
+    costs = [heard(p, costs=QUICK) for p in (E, S1, S2)]
+    leader, plan = begun(costs, **SIZES)
+    leader.handle(heard(T1, costs=QUICK), 5.0)
+    plan = next_plan(commits(leader, plan, 62.0))
+    leader.handle(ev.Unreachable(T1), 63.0)
+    leader.handle(heard(T1, costs=QUICK), 64.0)
+    plan = next_plan(commits(leader, plan, 120.0))
+    row = plan.member(T1)
+    assert row is not None
+    assert not row.current
+
+
+# ------------------------------------------------------------ the last few micro-batches
+
+
+@pytest.mark.parametrize(("missing", "closes"), [(3, True), (4, False)])
+def test_an_epoch_is_closed_without_its_last_few_late_micro_batches(
+    missing: int, closes: bool
+) -> None:
+    leader, plan = begun(target_batch=400, late_s=1e9, epoch_s=1e4)
+    done = plan.paths[: len(plan.paths) - missing]
+    for path in done:
+        row = MicroBatchDone(path.index, True, 1.0, 64)
+        leader.handle(ev.MicroBatchesReported(E, plan.hash, (row,)), 2.0 + 0.5 * (path.index + 1))
+    last = 2.0 + 0.5 * len(done)
+    leader.handle(ev.ClockTick(), last + 3.5)
+    assert leader.phase is Phase.RUN, "eight times the usual time have not passed"
+    leader.handle(ev.ClockTick(), last + 4.5)
+    assert (leader.phase is Phase.ROUND) is closes
+    if closes:
+        attempt = leader.attempt
+        assert attempt is not None
+        assert attempt.results.dropped == tuple(p.index for p in plan.paths[-missing:])
+
+
+# ------------------------------------------------------------ the first plan of a run

@@ -110,6 +110,15 @@ def test_a_run_of_one_cell_says_nothing_of_cells() -> None:
             ),
         ),
         (
+            lambda: reports.lied(IT, "sent noise", 3600.0),
+            RecordFact(
+                "false-tensors",
+                "peer it sent noise, in several epochs: it gets no work for 3600 s",
+                "warning",
+                {"peer": IT, "seconds": 3600.0},
+            ),
+        ),
+        (
             lambda: reports.excused(IT),
             RecordFact(
                 "peer-excused", "peer it was only slow: its probation is over", facts={"peer": IT}

@@ -1,5 +1,7 @@
 """Speeds, anchors and ways of peers, as the leader has heard of them."""
 
+import dataclasses
+
 import pytest
 
 from node.core.ids import PeerId
@@ -7,6 +9,8 @@ from node.core.journey import Version
 from node.epoch import events as ev
 from node.epoch.leader.roster import Roster
 from node.epoch.pace import MOST_LACKING
+from node.epoch.peers.speeds import CEILING, GRID
+from node.scheduler.costs import Measured
 from tests.training.test_roster import A, B, C, D, proving, ready, roster, says
 
 
@@ -45,10 +49,19 @@ def test_a_claim_beyond_its_bound_is_doubted_by_its_factor() -> None:
 
 
 def test_a_speed_is_the_same_until_it_has_changed_by_a_step() -> None:
-    assert roster(says(A, 1.3)).speeds.of(A) == pytest.approx(2**0.5)
+    step = 2 ** (1 / GRID)
+    assert roster(says(A, 4.0 * step**0.4)).speeds.of(A) == pytest.approx(4.0)
     r = roster(says(A, 4.0))
     assert r.speeds.of(A) == 4.0
-    claims = ((5.5, 4.0), (5.7, 2**2.5), (4.1, 2**2.5), (3.9, 4.0), (0.0, 0.0), (5.2, 4.0))
+    high = 4.0 * step
+    claims = (
+        (4.0 * step**0.9, 4.0),
+        (4.0 * step**1.1, high),
+        (4.0 * step**0.1, high),
+        (4.0 / step**0.1, 4.0),
+        (0.0, 0.0),
+        (4.0 * step**0.4, 4.0),
+    )
     for claim, speed in claims:
         r.hear(says(A, claim), 1.0)
         assert r.speeds.of(A) == pytest.approx(speed)
@@ -79,3 +92,28 @@ def test_a_peer_outside_the_stages_lacks_no_ways() -> None:
     r = proving(ready("a", []))
     r.hear(ev.Heartbeat(B, 7, Version(0), "d"), 0.0)
     assert r.participants.lacking(B) == []
+
+
+def timed(peer: PeerId, speed: float, product_s: float) -> ev.Heartbeat:
+    """A replica of stage 1 with a measured speed, 0 for none, and the time of a plain product."""
+    return dataclasses.replace(
+        says(peer, speed), capacity=ev.Capacity(speed, costs=Measured(tera_s=product_s))
+    )
+
+
+def test_the_speed_of_a_newcomer_is_reckoned_from_a_plain_product() -> None:
+    r = roster(timed(A, 4.0, 1.0), timed(B, 2.0, 2.0), timed(C, 0.0, 1.6), timed(D, 0.0, 0.0))
+    assert r.speeds.of(C) == pytest.approx(4.0 / 1.6, rel=0.05)
+    assert r.speeds.of(D) == 0.0, "nothing is known of it"
+    assert r.speeds.believed(C) == 0.0, "it is planned with, and nobody moves for it"
+
+
+def test_the_product_of_a_newcomer_is_believed_within_bounds() -> None:
+    r = roster(timed(A, 4.0, 1.0), timed(B, 4.0, 1.0), timed(C, 0.0, 1e-6), timed(D, 0.0, 1e6))
+    assert r.speeds.of(C) == pytest.approx(4.0 * CEILING)
+    assert r.speeds.of(D) == pytest.approx(4.0 / CEILING)
+
+
+def test_before_anything_was_measured_speeds_are_in_the_ratio_of_products() -> None:
+    r = roster(timed(A, 0.0, 1.0), timed(B, 0.0, 1.5))
+    assert r.speeds.of(A) / r.speeds.of(B) == pytest.approx(1.5, rel=0.06)

@@ -253,6 +253,21 @@ def test_equal_anchors_need_every_contribution_or_a_quorum(quorum: int, made: bo
     assert (scene.made is not None) is made
 
 
+@pytest.mark.parametrize("weights", ["equal", "agreement"])
+def test_a_difference_against_the_others_counts_less_by_agreement(weights: str) -> None:
+    scene = Scene(replace(DELTAS, weights=weights))
+    scene.begin(scene.plan(number=0))
+    scene.trains(2.0)
+    scene.comes(B, {"w": torch.tensor([-0.2, -1.0])})
+    scene.comes(C, filled(1.0))
+    scene.comes(D, {"w": torch.tensor([-1.0, -0.2])})
+    scene.begin(scene.plan(partner(B), partner(C), partner(D)))
+    scene.until(WITHIN_S)
+    weighed = [e.fields["cell"] for e in scene.journal.recent() if e.kind == "partner-weighed"]
+    assert weighed == ([C] if weights == "agreement" else [])
+    assert scene.made is not None
+
+
 def test_a_member_without_an_anchor_waits_a_while_for_one_and_begins_with_its_parameters() -> None:
     scene = Scene(DELTAS)
     scene.anchor.forget()

@@ -14,6 +14,7 @@ import grpc
 import pytest
 
 from node.core.clock import SystemClock
+from node.core.errors import WireError
 from node.core.ids import PeerId
 from node.core.version import PROTOCOLS
 from node.identity.keys import Identity
@@ -22,6 +23,7 @@ from node.reach.standing import Standing
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.transport.handshake import Facts
+from node.transport.limits import Limit
 from node.transport.port import TransportPort, translate
 from node.transport.service import Transport
 from node.transport.settings import TransportSettings
@@ -62,6 +64,36 @@ class Source(state_pb2_grpc.StateServicer):
             await self.gate.wait()
 
 
+class Shelf:
+    """Leaves bytes for a caller in shared memory, and returns bytes that a caller has left."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        methods = {}
+        for name, method in (("Leave", self.leave), ("Take", self.take)):
+            methods[name] = grpc.unary_unary_rpc_method_handler(method)
+            transport.serve_also(f"/test.Shelf/{name}", Limit(4 << 20, 64, 1000, 1000))
+        transport.server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("test.Shelf", methods),)
+        )
+
+    async def leave(self, request: bytes, context) -> bytes:
+        """Leave the bytes of the request; the answer is their place, empty for none."""
+        peer = self._transport.caller(context)
+        return self._transport.leave(peer, memoryview(request)) or b""
+
+    async def take(self, request: bytes, context) -> bytes:
+        """Answer with the bytes at a place; empty if they are not there."""
+        into = bytearray(1 << 20)
+        try:
+            length = self._transport.fetch(
+                self._transport.caller(context), request, memoryview(into)
+            )
+        except WireError:
+            return b""
+        return bytes(into[:length])
+
+
 def make_transport(
     run=RUN,
     admit=lambda peer, hello: math.inf,
@@ -82,6 +114,7 @@ def make_transport(
     )
     transport.parrot = Parrot(transport)
     transport.source = Source()
+    Shelf(transport)
     training_pb2_grpc.add_TrainingServicer_to_server(transport.parrot, transport.server)
     state_pb2_grpc.add_StateServicer_to_server(transport.source, transport.server)
     return transport

@@ -70,6 +70,45 @@ def test_bytes_cross_both_ways_and_the_ends_with_them(run: Run, way):
 
 
 @RUNS
+@pytest.mark.skipif(not hasattr(os, "splice"), reason="this system has no splice")
+def test_a_connection_that_is_quiet_holds_no_pipe(run: Run, monkeypatch):
+    opened = set[int]()
+    pipe2 = os.pipe2
+    close = os.close
+
+    def pipe(flags: int) -> tuple[int, int]:
+        ends = pipe2(flags)
+        opened.update(ends)
+        return ends
+
+    def closed(fd: int) -> None:
+        opened.discard(fd)
+        close(fd)
+
+    monkeypatch.setattr(os, "pipe2", pipe)
+    monkeypatch.setattr(os, "close", closed)
+
+    async def cross() -> None:
+        near, left = socket.socketpair()
+        right, far = tcp_pair()
+        joined = asyncio.ensure_future(join(left, right))
+        loop = asyncio.get_running_loop()
+        with near, far:
+            near.setblocking(False)
+            far.setblocking(False)
+            async with asyncio.timeout(10):
+                for source, sink in ((near, far), (far, near)):
+                    await loop.sock_sendall(source, b"hello")
+                    assert await loop.sock_recv(sink, 5) == b"hello"
+                while opened:  # noqa: ASYNC110
+                    await asyncio.sleep(0)
+            assert not joined.done()
+        await joined
+
+    run(cross())
+
+
+@RUNS
 def test_when_one_end_breaks_the_other_one_ends(run: Run, way, monkeypatch):
     monkeypatch.setattr(join_module, "LINGER_S", 0.05)
 

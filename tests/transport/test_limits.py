@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 TELL = "/tutti.v1.Training/Tell"
 OF_THE_OPERATOR = {"Control"}
 """Services on the unix socket of the daemon's own user."""
-WITHOUT_PROTO = {"/tutti.v1.Link/Ping", "/tutti.v1.Link/Punch"}
+WITHOUT_PROTO = {"/tutti.v1.Link/Ping", "/tutti.v1.Link/Punch", "/tutti.v1.Link/Share"}
 """Calls served as bytes, without a proto."""
 
 

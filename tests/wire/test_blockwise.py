@@ -7,7 +7,7 @@ import torch
 from node.core.errors import WireError
 from node.wire.coding import codecs, layouts
 from node.wire.coding.formats import BLOCKWISE
-from node.wire.coding.layouts import PIECE
+from node.wire.coding.layouts import PIECE, STEP
 from node.wire.tensors import TensorReader, encode_measured, expected_head, nbytes_of
 
 SHAPES = [(1, 1, 8), (3, 5, 24), (2, 700, 100)]
@@ -113,7 +113,7 @@ def test_numbers_that_cannot_be_sent_are_not_encoded(wire: str, bad: float) -> N
 
 
 @pytest.mark.parametrize("wire", BLOCKWISE)
-@pytest.mark.parametrize("count", [PIECE, 2 * PIECE + 77, 300])
+@pytest.mark.parametrize("count", [PIECE, STEP + PIECE + 77, 300])
 def test_all_at_once_as_on_a_gpu_and_piece_by_piece_are_the_same(
     wire: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -41,6 +41,8 @@ STREAMS = {
     "v1.PunchAnswer",
     "v1.BypassAsk",
     "v1.BypassAnswer",
+    "v1.ShareAsk",
+    "v1.ShareAnswer",
 }
 """Messages of libp2p streams, and of calls that are registered by hand."""
 SIGNED = {"v1.WorkNote", "v1.EpochReceipts"}

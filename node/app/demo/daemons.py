@@ -26,7 +26,7 @@ SETTINGS = {
 }
 """Changes of the manifest's defaults for a run of two minutes: more and smaller steps, and a rate
 that falls to nothing. One process on the same samples is at 1.22 nats per byte after 1.3 M tokens
-with them, and at 1.57 with steps twice as large at twice the rate (docs/benchmarks.md)."""
+with them, and at 1.57 with steps twice as large at twice the rate (docs/benchmarks/history.md)."""
 
 ChildMaker = Callable[[str, Path, tuple[str, ...]], Child]
 """Makes a daemon of a label, a home and words; does not start it."""

@@ -404,7 +404,7 @@ def _home(options: DemoOptions) -> Iterator[Path]:
         if not options.keep:
             shutil.rmtree(home, ignore_errors=True)
         raise
-    except BaseException:
+    except BaseException:  # whatever it is, the files may say why
         say(f"the daemons' files are kept in {home}")
         raise
     if options.keep:

@@ -24,6 +24,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from node.app.assembly import Assembled
+from node.app.export.merging import drawn_base, merge_adapters
 from node.app.export.model_card import Result, model_card, source_in
 from node.app.run_files import RunFiles
 from node.checkpoint.donors import RENEW_S, Donors
@@ -43,7 +44,6 @@ from node.data.tokenizer_files import TokenizerFiles, named_files
 from node.model.export import Export, check_place
 from node.model.extras import Extras
 from node.model.files import MODEL_FILES, TOKENIZER
-from node.model.merging import drawn_base, merge_adapters
 from node.model.pretrained import Weights
 from node.model.settings import DIGEST
 from node.model.shapes import base_shapes, parameter_shapes

@@ -443,7 +443,7 @@ def write(report: BugReport, file: Path) -> None:
                 out.flush()
                 os.fsync(out.fileno())
             os.replace(draft, target)
-        except BaseException:
+        except BaseException:  # also a Ctrl-C: no draft stays
             Path(draft).unlink(missing_ok=True)
             raise
 

@@ -15,7 +15,7 @@ from node.averaging.reducers.quarantine import NormHistory, Size, quarantined, w
 from node.averaging.settings import AveragingSettings
 from node.core.ids import PeerId
 from node.wire.coding.codecs import Coded, Numbers
-from node.wire.coding.layouts import PIECE
+from node.wire.coding.layouts import STEP
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Mean(Numbers):
         self._rows = rows
         self._by = by
         self._tokens = tokens
-        self._scratch = torch.empty(min(PIECE, self.numbers))
+        self._scratch = torch.empty(min(STEP, self.numbers))
 
     def _piece(self, start: int, into: torch.Tensor) -> None:
         total = self._rows[0].read(start, into)

@@ -40,6 +40,10 @@ CARRIES: dict[str, str] = {
     "differ",
 }
 OPTIMIZERS = ("none", "sgd", "nesterov")
+WEIGHTS: dict[str, str] = {
+    "equal": "every cell counts the same",
+    "agreement": "a difference that goes against the others' counts less; copies share one weight",
+}
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,12 @@ class OuterSettings:
         "Contributions with which an outer step may be made where some do not come; 0: all.",
         least=0,
     )
+    weights: str = setting(
+        "equal",
+        "equal | agreement: a difference that goes against the others' counts less, and copies of "
+        "one share one weight.",
+        choices=tuple(WEIGHTS),
+    )
     window_s: float = setting(
         0.0,
         "Seconds between rounds, by the wall clock; 0: there is one cell, and there are none.",
@@ -134,7 +144,10 @@ class OuterSettings:
         closes = ""
         if self.quorum:
             closes = f", closed by a quorum of {self.quorum}"
-        return f"{self.strategy} of {what} every {self.window_s:g} s{closes}"
+        weighs = ""
+        if self.weights != "equal":
+            weighs = f", weighed by {self.weights}"
+        return f"{self.strategy} of {what} every {self.window_s:g} s{closes}{weighs}"
 
 
 def check(s: OuterSettings) -> None:
@@ -234,6 +247,16 @@ def check(s: OuterSettings) -> None:
             s.quorum and s.carries != "deltas",
             f"who is late for a quorum must catch up, and {s.carries} cannot be taken late",
             'set outer.carries = "deltas"',
+        ),
+        (
+            s.weights != "equal" and (s.carries != "deltas" or s.pushes),
+            f"weights by {s.weights} compare differences from one anchor",
+            'set outer.carries = "deltas", and a strategy with a barrier',
+        ),
+        (
+            s.weights != "equal" and made.biased,
+            f"{s.codec} sends other numbers of each cell, which say little about agreement",
+            'set outer.codec = "int8", or outer.weights = "equal"',
         ),
         (
             s.quorum and s.served,

@@ -26,7 +26,7 @@ from functools import cached_property
 from typing import Any, BinaryIO
 
 from node.checkpoint.archive.address import Address
-from node.checkpoint.archive.guarded import GuardedFiles
+from node.checkpoint.archive.guarded import PlaceFiles, place_files
 from node.checkpoint.files import Interrupted, directory, reading
 from node.checkpoint.store import (
     MANIFEST,
@@ -85,8 +85,8 @@ class Whole:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """The content of ``begun.json`` and ``whole.json``: whose checkpoint it is, and its files.
-    ``lineage`` and ``number`` as in :class:`Whole`."""
+    """Record of a copy in ``begun.json`` or ``whole.json``: the run, the peer, the stage, the epoch
+    and the files of its checkpoint. ``lineage`` and ``number`` as in :class:`Whole`."""
 
     run: str
     peer: str
@@ -151,16 +151,11 @@ class Archive:
         self._given = files
 
     @cached_property
-    def _files(self) -> GuardedFiles:
+    def _files(self) -> PlaceFiles:
         files, path = self.address.open()
         if self._given is not None:
             files = self._given
-        return GuardedFiles(files, path, self.address.shown)
-
-    @property
-    def _fs(self) -> Any:
-        """The file system."""
-        return self._files.fs
+        return place_files(files, path, self.address.shown)
 
     @property
     def _root(self) -> str:
@@ -200,8 +195,7 @@ class Archive:
     ) -> Whole:
         own = self._own(stage)
         here = f"{own}/epoch-{epoch}"
-        self._fs.invalidate_cache()
-        self._files.check(f"{here}/{BEGUN}")
+        self._files.forget()
         with _sources(store, stage, epoch) as (sources, manifest, line):
             found = self._whole(here, stage, epoch, self.me)
             number = 1 + max((w.number for w in self._wholes(stage, self.me)), default=0)
@@ -230,7 +224,7 @@ class Archive:
                     "did not write",
                     "move them away; nothing of them was changed",
                 )
-            self._fs.makedirs(here, exist_ok=True)
+            self._files.make_directory(here)
             self._files.put(f"{here}/{BEGUN}", page)
             for name, (source, entry) in sources.items():
                 self._put(source, f"{here}/{name}", entry, goes_on)
@@ -253,7 +247,7 @@ class Archive:
         """The version of ``stage`` that this peer copied last and completely; None if there is
         none. Raises LocalFault."""
         try:
-            self._fs.invalidate_cache()
+            self._files.forget()
             found = self._wholes(stage, self.me)
         except LocalFault:
             raise
@@ -312,7 +306,7 @@ class Archive:
         """Remove the whole copies of this peer beyond ``keep`` that were made first, never the new
         one; and the page with which the new one began."""
         if BEGUN in self._files.names(new.directory):
-            self._fs.rm_file(f"{new.directory}/{BEGUN}")
+            self._files.remove(f"{new.directory}/{BEGUN}")
         found = self._wholes(new.stage, self.me)
         others = [w for w in found if w.epoch != new.epoch]
         others.sort(key=lambda w: (-w.number, -w.epoch))
@@ -334,11 +328,10 @@ class Archive:
         there = set(self._files.names(here))
         # First the page that makes it whole, last the page that names its peer.
         for name in sorted(named & there, key=lambda n: (n != WHOLE, n == BEGUN)):
-            self._fs.rm_file(f"{here}/{name}")
+            self._files.remove(f"{here}/{name}")
         if not self._files.names(here):
-            # An object store has no directories.
-            with contextlib.suppress(OSError, NotImplementedError):
-                self._fs.rmdir(here)
+            with contextlib.suppress(OSError):
+                self._files.remove_directory(here)
 
     # ----------------------------------------------------------- reading
 
@@ -350,7 +343,7 @@ class Archive:
         found: list[Whole] = []
         left = LOOKED
         try:
-            self._fs.invalidate_cache()
+            self._files.forget()
             for name in self._files.names(self._root):
                 match = _STAGE.fullmatch(name)
                 if match is None or (stage is not None and int(match[1]) != stage):

@@ -12,7 +12,7 @@ from node.checkpoint.archive.line import current
 from node.checkpoint.archive.place import Archive, GoesOn, Whole
 from node.checkpoint.files import Interrupted
 from node.checkpoint.store import Checkpoint, CheckpointStore
-from node.core.errors import LocalFault, OutOfResources, UsageFault
+from node.core.errors import LocalFault, OutOfResources, Refused, UsageFault
 from node.core.numbers import human
 from node.telemetry.events import Journal
 
@@ -30,20 +30,24 @@ def restore(
     scratch: Path,
     journal: Journal,
     goes_on: GoesOn = lambda: True,
+    *,
+    epochs: int,
 ) -> list[int]:
     """Put the newest checkpoints of a stage back into ``store``, unless it has newer ones. Returns
     the epochs. ``scratch``: a directory for files under way, which is made and removed;
-    ``goes_on``: asked between two blocks.
+    ``goes_on``: asked between two blocks; ``epochs``: of the run, beyond which none is believed.
 
     Each peer's copy has the optimizer state of the parts that this peer owned, so the copies of one
     epoch and history are put together. Epochs that the run gave up when it went back are left out
     (:mod:`node.checkpoint.archive.line`). Raises UsageFault if the archive has nothing of this run,
     LocalFault if it cannot be read, OutOfResources if this disk has no room for any of it. A copy
-    that is damaged is reported and left out.
+    that is damaged, or that no peer of this run can have made, is reported and left out.
     """
-    found = current(archive.copies(stage), archive.me)
+    scene = _Scene(archive, store, scratch, journal, goes_on, epochs)
+    copies = archive.copies(stage)
+    found = current(filter(scene.is_plausible, copies), archive.me)
     shown = archive.address.shown
-    if not found:
+    if not copies:
         stages = sorted({whole.stage for whole in archive.copies()})
         if not stages:
             raise UsageFault(
@@ -54,9 +58,8 @@ def restore(
         journal.emit("checkpoint", "nothing-to-restore", text, "warning")
         return []
     here = -1
-    if (whole := store.newest_whole(stage)) is not None:
+    if (whole := store.newest_whole(stage, epochs)) is not None:
         here = whole
-    scene = _Scene(archive, store, scratch, journal, goes_on)
     newer = sorted({whole.epoch for whole in found if whole.epoch > here}, reverse=True)
     done: list[int] = []
     while newer and not done:
@@ -87,8 +90,21 @@ class _Scene:
     scratch: Path
     journal: Journal
     goes_on: GoesOn
+    epochs: int
     full: list[OutOfResources] = field(default_factory=list)
     """Faults of copies for which this disk has no room."""
+
+    def is_plausible(self, whole: Whole) -> bool:
+        """Return False, with a line in the journal, for a page that no peer of this run can have
+        written. Older software wrote pages without a lineage; only for this peer's own copies is
+        it then taken from the manifest, since the lineage tells histories apart."""
+        if whole.epoch > self.epochs:
+            self._leave_out(whole, f"it is of epoch {whole.epoch}, and the run has {self.epochs}")
+            return False
+        if whole.epoch and not whole.lineage and whole.peer != self.archive.me:
+            self._leave_out(whole, "its page does not name its history")
+            return False
+        return True
 
     def gathered(self, wholes: list[Whole]) -> Checkpoint | None:
         """The checkpoint of one epoch: the first copy that can be read, with the optimizer state of
@@ -116,17 +132,23 @@ class _Scene:
                     "make room, or restore from another place",
                 )
             self.archive.fetch(whole, str(place.path(whole.stage, whole.epoch)), self.goes_on)
-            return place.load(whole.stage, whole.epoch)
+            found = place.load(whole.stage, whole.epoch)
+            if found.check_history(self.epochs) != whole.lineage and whole.lineage:
+                raise Refused("its manifest names another history than its page")
+            return found
         except Interrupted:
             raise
         except LocalFault as e:
             if isinstance(e, OutOfResources):
                 self.full.append(e)
-            text = f"the copy of epoch {whole.epoch} by {whole.peer[-6:]} is not used: {e}"
-            self.journal.emit("checkpoint", "copy-unusable", text, "warning", epoch=whole.epoch)
+            self._leave_out(whole, str(e))
             return None
         finally:
             shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def _leave_out(self, whole: Whole, why: str) -> None:
+        text = f"the copy of epoch {whole.epoch} by {whole.peer[-6:]} is not used: {why}"
+        self.journal.emit("checkpoint", "copy-unusable", text, "warning", epoch=whole.epoch)
 
 
 def _is_same(one: Checkpoint, other: Checkpoint) -> bool:

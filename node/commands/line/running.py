@@ -24,6 +24,7 @@ from node.core.errors import (
     UsageFault,
     WireError,
 )
+from node.core.home import name_home
 
 
 def main(app: click.Command, argv: Sequence[str]) -> int:
@@ -33,6 +34,7 @@ def main(app: click.Command, argv: Sequence[str]) -> int:
     sys.excepthook = crashed
     terminal.prepare()
     HOME.clear()
+    name_home("")
     code = _run(app, words)
     try:
         sys.stdout.flush()
@@ -51,6 +53,7 @@ def _run(app: click.Command, words: list[str]) -> int:
         if question:
             return _complete(app, question)
         line = take_home(words)
+        name_home(home_flag())
         if line[:1] in (["--version"], ["-V"]):
             line[0] = "version"
         with app.make_context(PROGRAM, line) as context:
@@ -137,7 +140,7 @@ def _fail(fault: LocalFault, words: list[str]) -> int:
     from node.control.commands import show_fault
 
     try:
-        show_fault(fault, as_json="--json" in words, home_flag=home_flag())
+        show_fault(fault, as_json="--json" in words)
     except (OSError, SystemExit):  # nobody reads it; the exit code says it
         terminal.mute(sys.stdout, sys.stderr)
     return int(fault.code)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from node.core.errors import UsageFault
+from node.core.errors import LocalFault, NotRunning, UsageFault
 
 if TYPE_CHECKING:
     from node.config import NodeConfig
@@ -62,6 +63,26 @@ def client(ours: NodeConfig | None = None) -> ControlClient:
     return ControlClient(control_socket(home), home=home)
 
 
+def with_last_known(fault: NotRunning) -> NotRunning:
+    """The fault of a command without a daemon, with the last run of this home, its checkpoints, and
+    the next step if the run was ended."""
+    from node.app.last import last_known
+
+    try:
+        last = last_known(config({}))
+    except LocalFault:  # settings that cannot be read are no reason to say less than before
+        return fault
+    now = time.time()
+    lines = last.lines(now)
+    details = {}
+    if lines:
+        details = {"last": last.document()}
+    step = last.next_step or fault.next_step
+    if last.starts(now):
+        step = "it answers again when it has loaded; look again in a moment"
+    return NotRunning("\n".join([fault.what, *lines]), step, details=details)
+
+
 def home_flag() -> str:
     """The flag with which the command line named the home: " --home DIR", or "" without a flag."""
     if "home" not in HOME:
@@ -71,9 +92,9 @@ def home_flag() -> str:
 
 def advice(text: str) -> str:
     """The text with the home of this command line named in its commands."""
-    from node.core.home import pasteable
+    from node.core.home import advice
 
-    return pasteable(text, home_flag())
+    return advice(text)
 
 
 def manifest_of_run(ours: NodeConfig, run_id: str) -> Manifest:

@@ -66,7 +66,7 @@ def install(
     if show:
         print(owner.unit_of(ours, wanted).text(), end="")
     else:
-        print("\n".join(owner.install(ours, wanted, now=now)))
+        print(shared.advice("\n".join(owner.install(ours, wanted, now=now))))
     return ExitCode.OK
 
 
@@ -75,7 +75,7 @@ def uninstall() -> int:
     """Stop the service of this home, in order, and remove it. The home stays."""
     from node.app.owner import service as owner
 
-    print("\n".join(owner.uninstall(shared.config({}))))
+    print(shared.advice("\n".join(owner.uninstall(shared.config({})))))
     return ExitCode.OK
 
 

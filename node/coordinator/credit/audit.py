@@ -26,7 +26,7 @@ from node.coordinator.credit.account import NOBODY, Account, Ground, Refused, se
 from node.coordinator.credit.record import EpochRecord
 from node.coordinator.credit.statement import Signed, Statement, work_domain
 from node.core.errors import WireError
-from node.core.ids import CellId, PeerId, short_cell
+from node.core.ids import CellId, PeerId, short, short_cell
 from node.core.journey import Plan, Version
 
 Key = tuple[CellId, Version]
@@ -268,7 +268,9 @@ class _Auditing:
         for peer, said in epoch.signed.items():
             honest = [s for s in said if self._is_of_signer(s)]
             for _ in range(len(said) - len(honest)):
-                self._refuse(Ground.FORGED, epoch, "the signature is not by this peer", peer)
+                # Whoever wrote a record that holds it may have made it.
+                text = f"a statement in the name of {short(peer)} is not signed by it"
+                self._refuse(Ground.FORGED, epoch, text, NOBODY)
             parsed = dict[Statement, None]()
             for signed in honest:
                 try:

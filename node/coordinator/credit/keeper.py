@@ -1,7 +1,7 @@
-"""Credit of one peer while it trains: it signs the peer's work, collects statements for the leader,
-and writes receipts. Enters: commits, plans, statements of others. Leaves: fields of messages,
-records for the book, journal events. Never: a decision of the epoch; an account's rules
-(:mod:`node.coordinator.credit.account`)."""
+"""Credit of one peer while it trains: it signs the peer's work, adds sketches of its tensors,
+collects statements for the leader, and writes receipts. Enters: commits, plans, statements of
+others. Leaves: fields of messages, records for the book, journal events. Never: a decision of the
+epoch; an account's rules (:mod:`node.coordinator.credit.account`)."""
 
 import asyncio
 from collections import Counter
@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from node.consensus.votes import Certificate
-from node.coordinator.credit.account import Account, Ground, Refused, names, settle
+from node.coordinator.credit.account import NOBODY, Account, Ground, Refused, names, settle
 from node.coordinator.credit.book import Book
 from node.coordinator.credit.record import EpochRecord
 from node.coordinator.credit.shared_note import PlanBytes, SharedNote
+from node.coordinator.credit.sketches import sketches_note
 from node.coordinator.credit.statement import (
     Signed,
     Statement,
@@ -25,7 +26,7 @@ from node.core.errors import WireError
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version
 from node.identity.keys import Signer, is_signed
-from node.pipeline.events import Neighbours
+from node.pipeline.events import Neighbours, VisitSketches
 from node.wire.limits import SIZES, WORK
 from protos import training_pb2 as pb
 
@@ -48,6 +49,10 @@ class Worked(Protocol):
         """Neighbours of each micro-batch that counts here in the epoch under way."""
         ...
 
+    def sketched(self) -> Sequence[VisitSketches]:
+        """Sketches of these micro-batches."""
+        ...
+
 
 @dataclass(frozen=True)
 class Pending:
@@ -58,6 +63,17 @@ class Pending:
     dropped: tuple[int, ...]
     tokens: int
     own: Signed | None
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A leader's requests to the members of a plan. ``plan``: its hash. ``receipts``: receipts that
+    the leader gives for statements of work, None if it collects no statements. ``sketches``: True
+    if it collects sketches of tensors."""
+
+    plan: str = ""
+    receipts: pb.ReceiptsNote | None = None
+    sketches: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,10 +100,10 @@ class Credit:
         self._last = b""
         """Hash of the statement that this peer signed last."""
         self._pending: Pending | None = None
-        self._heard: tuple[str, pb.ReceiptsNote | None] = "", None
-        """Hash of the newest plan that a leader sent, and the receipts beside it."""
-        self._collecting: frozenset[str] = frozenset()
-        """The plan in force, if its leader collects statements."""
+        self._heard = Asked()
+        """Requests in the newest plan that a leader sent."""
+        self._asked = Asked()
+        """Requests in the plan in force."""
         self._collected: tuple[str, dict[PeerId, Collected]] = "", {}
         """Hash of a plan that this peer leads, and the statements of its members."""
         self._order = asyncio.Lock()
@@ -96,20 +112,34 @@ class Credit:
     # ----------------------------------------------------------- the member
 
     def commits(
-        self, plan: Plan, made: Version, dropped: tuple[int, ...], tokens: int, note: pb.Note
+        self,
+        plan: Plan,
+        made: Version,
+        dropped: tuple[int, ...],
+        tokens: int,
+        note: pb.Note,
+        *,
+        sample: str = "",
     ) -> None:
         """This peer has committed the version ``made``: sign its work and put the statement into
-        the note to its leader, if that collects statements. ``tokens``: counted in the epoch."""
+        the note to its leader, if that collects statements. ``tokens``: counted in the
+        epoch; ``sample``: seed of the micro-batches of which sketches are reported."""
         pending = self._pending
         if pending is None or pending.made != made:
             own = self._sign(plan, made, tokens)
             self._pending = pending = Pending(plan, made, dropped, tokens, own)
+        leads = plan.leader == self._kit.me
+        asked = self._asked.plan == plan.hash
+        if leads or (asked and self._asked.sketches):
+            found = sketches_note(plan, sample, self._pipeline.sketched())
+            if found.indices:
+                note.committed.sketches.CopyFrom(found)
         own = pending.own
         if own is None:
             return
-        if plan.leader == self._kit.me:
+        if leads:
             self._keep(plan.hash, own)
-        elif plan.hash in self._collecting:
+        elif asked and self._asked.receipts is not None:
             note.committed.work = own.said
             note.committed.work_signature = own.signature
 
@@ -132,18 +162,16 @@ class Credit:
         receipts = None
         if note.HasField("receipts"):
             receipts = note.receipts
-        self._heard = plan.hash, receipts
+        self._heard = Asked(plan.hash, receipts, note.inspects)
 
     def follows(self, plan: Plan, certificate: Certificate | None) -> None:
         """A plan is in force. If it starts from the version that this peer has committed, the
         receipts of that epoch count, and are written. ``certificate``: the newest that this peer
         believes."""
-        told, receipts = self._heard
-        if told != plan.hash:
-            receipts = None
-        self._collecting = frozenset()
-        if receipts is not None:
-            self._collecting = frozenset((plan.hash,))
+        self._asked = Asked()
+        if self._heard.plan == plan.hash:
+            self._asked = self._heard
+        receipts = self._asked.receipts
         pending = self._pending
         self._pending = None
         if pending is None or pending.made != plan.base or not pending.plan.paths:
@@ -181,11 +209,12 @@ class Credit:
         order."""
         kit = self._kit
         async with self._order:
-            account, why = await asyncio.to_thread(self._settled, pending, signed, certificate)
+            account, why = await asyncio.to_thread(
+                self._settled, pending, signed, certificate, leads
+            )
         self._say_refused(account.epoch, account.refused)
         for refused in account.refused:
-            if leads and refused.ground is Ground.FORGED:
-                # Each member has sent its statement itself.
+            if refused.ground is Ground.FORGED and refused.peer:
                 kit.transport.fault(refused.peer, f"a statement of work: {refused.text}", 1.0)
         if why:
             kit.journal.emit(
@@ -210,7 +239,11 @@ class Credit:
             self._say_unsigned(account)
 
     def _settled(
-        self, pending: Pending, signed: Sequence[Signed], certificate: Certificate | None
+        self,
+        pending: Pending,
+        signed: Sequence[Signed],
+        certificate: Certificate | None,
+        leads: bool,
     ) -> tuple[Account, str]:
         """The account of an epoch, and the reason why its record was not written. Blocks."""
         facts = self._kit.facts
@@ -219,7 +252,10 @@ class Credit:
         good: dict[Signed, Statement] = {}
         for each in signed:
             if not is_signed(self._identity, each.peer, each.said, each.signature, domain):
-                refused.append((Ground.FORGED, each.peer, "its signature is wrong"))
+                # A member sends its leader its statement itself. Others get it from a leader, who
+                # checks it later: anybody on the way may have made it.
+                text = f"a statement in the name of {short(each.peer)} is not signed by it"
+                refused.append((Ground.FORGED, each.peer if leads else NOBODY, text))
                 continue
             try:
                 good[each] = Statement.parse(each.said)

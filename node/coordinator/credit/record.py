@@ -134,8 +134,8 @@ def _statements(signed: Iterable[Signed]) -> bytes:
 
 
 def _inflated(packed: bytes) -> bytes:
-    """The bytes of a plan. Raises WireError for bytes that are not compressed, or whose plan is too
-    large."""
+    """Decompress a plan. Raises WireError for other bytes, and for a plan of more than
+    :data:`PLAN` bytes."""
     inflating = zlib.decompressobj()
     try:
         raw = inflating.decompress(packed, PLAN + 1)

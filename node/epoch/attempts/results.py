@@ -1,6 +1,8 @@
 """Results of the micro-batches of one attempt at an epoch. Pure. Enters: reports of the ends peers.
 Leaves: tokens and losses that count, the micro-batches that do not."""
 
+import hashlib
+
 from node.core.ids import PeerId
 from node.core.journey import Plan
 from node.epoch import events as ev
@@ -13,6 +15,9 @@ class MicroBatchResults:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._results: dict[int, MicroBatchDone] = {}
+        self.seed = plan.hash
+        """Hash of the plan and of all results in the order of their arrival. Nobody but the leader
+        knows it before the epoch is closed."""
 
     def report(self, e: ev.MicroBatchesReported, most_tokens: int) -> bool:
         """Take an ends peer's results for its own micro-batches. A result with more than
@@ -21,19 +26,30 @@ class MicroBatchResults:
         mine = {p.index for p in self._plan.paths if p.origin == e.peer}
         for result in e.results:
             if result.index in mine and not 0 < most_tokens < result.tokens:
-                self._results.setdefault(result.index, result)
+                self._keep(result)
         return len(self._results) > known
 
     def give_up(self, origin: PeerId | None) -> None:
         """Drop the unfinished micro-batches of this ends peer, or of all with None."""
         for path in self._plan.paths:
             if origin in (None, path.origin):
-                self._results.setdefault(path.index, MicroBatchDone(path.index, False))
+                self._keep(MicroBatchDone(path.index, False))
+
+    def _keep(self, result: MicroBatchDone) -> None:
+        if result.index not in self._results:
+            self._results[result.index] = result
+            row = f"{self.seed}/{result.index}/{float(result.loss_sum).hex()}"
+            self.seed = hashlib.sha256(row.encode()).hexdigest()
+
+    @property
+    def count(self) -> int:
+        """Number of micro-batches with a result, counted or not."""
+        return len(self._results)
 
     @property
     def complete(self) -> bool:
         """True if every micro-batch has a result."""
-        return len(self._results) >= len(self._plan.paths)
+        return self.count >= len(self._plan.paths)
 
     @property
     def counted(self) -> list[MicroBatchDone]:

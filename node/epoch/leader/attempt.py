@@ -15,7 +15,13 @@ from node.epoch.attempts.timing import AttemptTimes
 from node.epoch.facts import Assign
 from node.epoch.peers.versions import majority
 from node.epoch.plan_context import makes
+from node.pipeline.events import VisitSketches
 
+FEW = 0.03
+"""Share of the micro-batches without which an epoch may be closed."""
+LATE, LATE_S = 8.0, 2.0
+"""Multiple of the usual time between two results, and least seconds, without a result after which
+the last micro-batches are late."""
 COPIES = 2
 """Copies of the parameters that a member may fail to make. Then the epoch goes on without it."""
 
@@ -66,6 +72,8 @@ class EpochAttempt:
         """The report of each member on its current round."""
         self.attempts: dict[int, int] = {}
         """Number of the current round of each stage, from 0."""
+        self.sketches: dict[PeerId, tuple[VisitSketches, ...]] = {}
+        """Sketches of the tensors of each member."""
 
     # ----------------------------------------------------------- members
 
@@ -121,6 +129,17 @@ class EpochAttempt:
         for peer in peers:
             self.dead.add(peer)
             self.outcomes.pop(peer, None)
+
+    def waits_for_few(self, now: float) -> bool:
+        """Return True if the last few micro-batches are so late that waiting for them costs the
+        others more than they bring: at most :data:`FEW` of all are missing, and nothing has come
+        for :data:`LATE` times the usual time between two results. Their samples go back."""
+        count = self.results.count
+        missing = len(self.plan.paths) - count
+        if not 0 < missing <= FEW * len(self.plan.paths):
+            return False
+        usual_s = (self.timing.reported - self.timing.started) / count
+        return now - self.timing.reported > max(LATE_S, LATE * usual_s)
 
     # ----------------------------------------------------------- rounds
 
@@ -213,6 +232,7 @@ class EpochAttempt:
                 deadline_s,
                 digest,
                 self.results.tokens,
+                self.results.seed,
             ),
         )
 

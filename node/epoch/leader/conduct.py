@@ -1,12 +1,13 @@
 """Conduct of the members, as their leader has seen it: peers on probation, and for how long. Pure.
 
-Enters: seconds that a peer cost the others, and epochs that it did in time. Leaves: peers on
-probation, facts and faults to report, and how much longer than usual a peer is waited for. Never: a
-clock, or an epoch.
+Enters: seconds that a peer cost the others, epochs that it did in time, and peers that lied about
+tensors. Leaves: peers on probation, facts and faults to report, and how much longer than usual a
+peer is waited for. Never: a clock, or an epoch.
 
-There is one rule: a peer that costs the others time is on probation for a multiple of that time. A
-peer on probation owns no part, gets no micro-batch, and nobody waits for it, unless nobody else of
-its stage could start. It is in no plan where its stage has two others that work.
+A peer that costs the others time is on probation for a multiple of that time, and a liar for
+:data:`LIAR_S`. A peer on probation owns no part, gets no micro-batch, and nobody waits for it,
+unless nobody else of its stage could start. It is in no plan where its stage has two others that
+work.
 """
 
 import math
@@ -15,9 +16,13 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from node.core.ids import PeerId
+from node.core.journey import Plan
 from node.core.newest import Newest
 from node.epoch.events import CountFault, LeaderAction
 from node.epoch.leader import reports
+from node.epoch.leader.inspection import Inspection
+from node.epoch.peers.observations import observe
+from node.pipeline.events import VisitSketches
 
 MULTIPLE = 20.0
 """Times the seconds that a peer cost the others for which it is on probation."""
@@ -25,6 +30,8 @@ LEAST_S = 15.0
 """Shortest probation, in seconds."""
 MOST_S = 3600.0
 """Longest probation, in seconds."""
+LIAR_S = 3600.0
+"""Probation of a peer for its first lie about a tensor, in seconds; it doubles with each lie."""
 MOST_DOUBLINGS = 10
 """Doublings of a probation, and of the time that a peer is waited for."""
 DELIBERATE = 3
@@ -38,13 +45,14 @@ class Record:
     """One peer's conduct. ``epochs``: number of epochs that it did in time; ``offences``: number of
     offences since the last such epoch; ``until``: end of its probation; ``missed``: hash of the
     plan that it did not report on in time; ``excused_until``: time before which it is not excused
-    again."""
+    again; ``lies``: number of times that it was found to lie about tensors."""
 
     epochs: int = 0
     offences: int = 0
     until: float = -math.inf
     missed: str = ""
     excused_until: float = -math.inf
+    lies: int = 0
 
 
 class Conduct:
@@ -52,6 +60,7 @@ class Conduct:
     earlier leader at the same peer; they are copied."""
 
     def __init__(self, before: Mapping[PeerId, Record] | None = None) -> None:
+        self.inspection = Inspection()
         self._records: Newest[PeerId, Record] = Newest(PEERS_KEPT)
         for peer, record in (before or {}).items():
             self._records[peer] = replace(record)
@@ -118,6 +127,26 @@ class Conduct:
             done.append(reports.on_probation(peer, why, self.probation_s(peer, now)))
             if weight:
                 done.append(CountFault(peer, why, weight))
+        return done
+
+    def inspect(
+        self,
+        plan: Plan,
+        seed: str,
+        sketches: Mapping[PeerId, Sequence[VisitSketches]],
+        now: float,
+    ) -> list[LeaderAction]:
+        """Inspect the tensors of an epoch by the sketches of its members, and put liars on
+        probation. ``seed``: that of :func:`~node.epoch.peers.observations.sampled`."""
+        done: list[LeaderAction] = []
+        for liar in self.inspection.judge(observe(plan, seed, sketches), plan.epoch, plan.leader):
+            record = self._record(liar.peer)
+            probation_s = LIAR_S * 2.0 ** min(record.lies, MOST_DOUBLINGS)
+            record.lies += 1
+            record.until = max(record.until, now + probation_s)
+            record.missed = ""  # late work excuses a slow peer only
+            done.append(reports.lied(liar.peer, liar.why, probation_s))
+            done.append(CountFault(liar.peer, liar.why, 1.0))
         return done
 
     def excuse(self, peer: PeerId, plan_hash: str, now: float) -> list[LeaderAction]:

@@ -49,6 +49,9 @@ COPIED_S = 1e-8
 """Seconds a byte of parameters costs beside its transfer: it is packed, copied, summed up and
 digested, at 100 MB/s at least."""
 TERA = 1e12
+FETCH_SHARE, FETCH_MOST_S = 0.1, 4.0
+"""Share of an epoch's run, and seconds, that a peer may take to fetch the parameters from which the
+epoch begins. Tensors wait for a little longer until it has begun."""
 
 
 class Deadlines:
@@ -63,6 +66,8 @@ class Deadlines:
         self._changes = Took()
         """Times of rounds with new owners, which may wait for the optimizer's state."""
         self._outer = Took()
+        self._run_s = 0.0
+        """Seconds of the last run."""
 
     # ----------------------------------------------------------- measurements
 
@@ -76,9 +81,12 @@ class Deadlines:
             return self._outer
         return self._rounds if steady else self._changes
 
-    def ran(self, run_s: float) -> None:
-        """All micro-batches of a plan counted after ``run_s`` seconds."""
-        self._runs.add(run_s)
+    def ran(self, run_s: float, *, whole: bool = True) -> None:
+        """The micro-batches of a plan had their results after ``run_s`` seconds. ``whole``: all of
+        them counted."""
+        self._run_s = run_s
+        if whole:
+            self._runs.add(run_s)
 
     # ----------------------------------------------------------- limits
 
@@ -137,6 +145,16 @@ class Deadlines:
             return plan.deadline_s
         expected = max(SPARE * self._runs.expected, MARGIN * plan.forecast[0])
         return min(max(LEAST_RUN_S, expected) * patience, plan.deadline_s)
+
+    def worth_fetching(self, roster: Roster, stage: int) -> bool:
+        """Return True if a peer that fetches the parameters of a stage when the plan arrives loses
+        little of the epoch by that. False while too little is known."""
+        if stage >= len(self._sizes.parameters) or not self._sizes.tensor:
+            return False
+        size = self._sizes.parameters[stage]
+        way = _median(_tensor_s(m) for m in _believed(roster).values())
+        expected = size / self._sizes.tensor * way + COPIED_S * size
+        return 0.0 < expected <= min(FETCH_MOST_S, FETCH_SHARE * self._run_s)
 
     def _expected(self, roster: Roster, plan: Plan, measured_s: float) -> float:
         """Seconds for a round with a margin: from speeds and sizes, and from the ``measured_s`` of

@@ -34,6 +34,7 @@ from node.epoch.leader.voting import Voting
 from node.epoch.pace import RECALL_FROM
 from node.epoch.plan_context import Memory, PastPlan, PlanContext
 from node.epoch.waiting import Lack, Wait
+from node.pipeline.events import VisitSketches
 from node.scheduler.proven import NoWay
 
 NEVER_MADE = "gave parameters that no step of the optimizer makes"
@@ -162,6 +163,8 @@ class Leader:
                 return self._probe([about])
             case ev.MicroBatchesReported():
                 return self._finished(event, now)
+            case ev.Sketched(peer, plan_hash, visits):
+                self._sketched(peer, plan_hash, visits)
             case ev.Committed() | ev.Incomplete():
                 return self._outcome(event, now)
             case ev.Evaluated(epoch, loss):
@@ -286,6 +289,9 @@ class Leader:
             done += self._try_plan(now)
         elif attempt is not None and now >= attempt.timing.deadline:
             done += self._time_is_up(attempt, now)
+        elif attempt is not None and self.phase is Phase.RUN and attempt.waits_for_few(now):
+            attempt.results.give_up(None)
+            done += self._close_if_done(attempt, now)
         elif attempt is not None:
             for peer in self._overdue(attempt, now - e.slack):
                 done += self._late(attempt, peer, now)
@@ -552,8 +558,8 @@ class Leader:
             return []
         if not results.counted:
             return self._abandon(now, "no micro-batch was finished")
-        if not results.dropped:
-            self.planning.deadlines.ran(now - attempt.timing.started)
+        run_s = now - attempt.timing.started
+        self.planning.deadlines.ran(run_s, whole=not results.dropped)
         self._open(attempt, now)
         notes = attempt.open(self.facts.make.assign)
         return [*notes, *self.planning.routing.search(self.roster)]
@@ -580,6 +586,12 @@ class Leader:
         )
 
     # ----------------------------------------------------------- round
+
+    def _sketched(self, peer: PeerId, plan_hash: str, visits: tuple[VisitSketches, ...]) -> None:
+        """A member reports sketches of its tensors. Its first report counts."""
+        attempt = self._attempt_of(plan_hash)
+        if attempt is not None and attempt.plan.member(peer) is not None:
+            attempt.sketches.setdefault(peer, visits)
 
     def _outcome(self, e: ev.Committed | ev.Incomplete, now: float) -> Actions:
         """A member reports the end of its round."""
@@ -687,6 +699,8 @@ class Leader:
             # The version exists but is not committed; it may be, once enough voters are back.
             return [*done, reports.epoch_uncertain(attempt), *self._gather(now)]
         self.voting.certify(attempt)
+        done += self.conduct.inspect(attempt.plan, attempt.results.seed, attempt.sketches, now)
+        self.planning.routing.keep_apart(self.conduct.inspection.apart())
         loss = self.losses.training
         done.append(reports.epoch_committed(attempt, made, self.facts.epochs, loss, now))
         if self.losses.is_due_after(made):

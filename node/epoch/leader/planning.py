@@ -30,6 +30,8 @@ from node.epoch.plan_context import PastPlan, PlanContext
 
 DEPART_S = 15.0
 """Seconds for which a peer that left is expected to give the state it held."""
+LINE = 64
+"""Versions of a leader's plans that are remembered."""
 WARM = 2
 """Replicas of a stage that work, at which it can do without one that only listens."""
 
@@ -73,6 +75,7 @@ class Planning:
         self.division = Division(me, facts, cell)
         self._left_out: tuple[int, ...] = ()
         self._departed: dict[PeerId, float] = {}
+        self._behind = Behind()
 
     def learns(self, rules: Rules) -> None:
         """The owner has changed how cells average; of two changes the higher revision counts."""
@@ -150,7 +153,8 @@ class Planning:
         if window.means:
             outer = self.windows.number()
         rules = self.in_force(past)
-        drafted, owners = self._draft(roster, base, past)
+        works = not finished and not outer
+        drafted, owners = self._draft(roster, base, past, works=works)
         members = drafted
         if not finished:
             members = _without_idle(drafted, roster.peers.probation, start.electorate)
@@ -161,7 +165,7 @@ class Planning:
         for m in members:
             if m.current:
                 by_stage.setdefault(m.stage, []).append((m.peer, m.speed))
-        if not finished and not outer:
+        if works:
             batch = facts.batch
             samples = [tuple(sampler.take(batch.micro_batch)) for _ in range(batch.micro_batches)]
             paths = routing.lay(roster, by_stage, samples)
@@ -228,10 +232,10 @@ class Planning:
         return self.rules
 
     def _draft(
-        self, roster: Roster, base: Version, past: PlanContext
+        self, roster: Roster, base: Version, past: PlanContext, *, works: bool
     ) -> tuple[tuple[PlanMember, ...], dict[str, PeerId]]:
-        """The members, by PeerId, and the owner of each part. Raises OutOfResources if their memory
-        does not hold the optimizer's state."""
+        """The members, by PeerId, and the owner of each part. ``works``: it has micro-batches.
+        Raises OutOfResources if their memory does not hold the optimizer's state."""
         members: list[PlanMember] = []
         owners: dict[str, PeerId] = {}
         speeds = roster.speeds
@@ -241,8 +245,11 @@ class Planning:
                 # the epoch goes around this stage, and a peer that is here has nobody to listen to
                 continue
             current = {p for p, _ in able}
-            members += [PlanMember(p, stage, speeds.of(p), p in current) for p in peers]
             owners |= self._owners(roster, stage, able, past, roster.peers.room(current))
+            if works and self.deadlines.worth_fetching(roster, stage):
+                current |= self._behind.fetching(roster, stage, base, current)
+            members += [PlanMember(p, stage, speeds.of(p), p in current) for p in peers]
+        self._behind.planned(base, roster.versions.agreed)
         return tuple(sorted(members, key=lambda m: m.peer)), owners
 
     def _owners(
@@ -295,6 +302,48 @@ class Planning:
             for p, new in owners.items()
             if (old := past.owners.get(p, new)) != new and old in donors
         }
+
+
+class Behind:
+    """Replicas with an older version of the history that work all the same, because they fetch the
+    version that the epoch begins from when they get the plan."""
+
+    def __init__(self) -> None:
+        self._line: dict[Version, Mapping[int, str]] = {}
+        """Digest of each stage at the versions that plans of this leader began from, the newest
+        last."""
+        self._asked: dict[PeerId, Version] = {}
+        """Replicas that were asked to fetch, with the version; one that still has an older version
+        is not asked again, and listens."""
+
+    def planned(self, base: Version, digests: Mapping[int, str]) -> None:
+        """A plan begins from this version, with these digests of its stages."""
+        self._line[base] = dict(digests)
+        while len(self._line) > LINE:
+            del self._line[next(iter(self._line))]
+
+    def fetching(
+        self, roster: Roster, stage: int, base: Version, current: Collection[PeerId]
+    ) -> set[PeerId]:
+        """Replicas of a stage that fetch ``base`` from the ``current`` ones. Each reports an older
+        version with its digest, as a current member reports the base: a claim costs nothing."""
+        versions = roster.versions
+        self._asked = {p: v for p, v in self._asked.items() if p not in current}
+        if stage not in versions.agreed or versions.held(stage, base) != base:
+            return set()
+        here = roster.peers.candidates
+        found = {
+            p
+            for p in roster.participants.by_stage()[stage]
+            if p not in current
+            and p not in self._asked
+            and p not in roster.peers.probation
+            and here[p].at.epoch < base.epoch
+            and here[p].digest
+            and self._line.get(here[p].at, {}).get(stage) == here[p].digest
+        }
+        self._asked |= dict.fromkeys(found, base)
+        return found
 
 
 def _without_idle(

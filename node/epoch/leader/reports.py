@@ -2,6 +2,7 @@
 search for the kinds."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from node.consensus.rules import Rules
@@ -34,6 +35,11 @@ def on_probation(peer: PeerId, why: str, seconds: float) -> RecordFact:
         "warning",
         {"peer": peer, "seconds": round(seconds, 1)},
     )
+
+
+def lied(peer: PeerId, why: str, seconds: float) -> RecordFact:
+    """A peer is put on probation for its tensors."""
+    return replace(on_probation(peer, f"{why}, in several epochs", seconds), kind="false-tensors")
 
 
 def excused(peer: PeerId) -> RecordFact:

@@ -45,6 +45,8 @@ class Routing:
         self._formats: Mapping[tuple[PeerId, PeerId], str] = {}
         self.laid: Laid | None = None
         self.costs = Costs()
+        self._apart: frozenset[frozenset[PeerId]] = frozenset()
+        """Pairs that are no neighbours on a path if there is another way."""
         self._rounds: tuple[frozenset[PeerId], SecondsPerUnit] | None = None
         if history is not None:
             self._formats = history.plan.wires
@@ -72,9 +74,15 @@ class Routing:
         proven = roster.participants.proven
         paths = reroute(self.laid.paths, lambda hop: by_stage[hop.stage], proven)
         paths = with_trials(paths, by_stage, roster.speeds.known_cost(), proven)
+        if self._apart:
+            paths = crossed(paths, self._apart, proven)
         if paths != self.laid.paths:
             self.laid = replace(self.laid, paths=paths, run_s=0.0)
         return paths
+
+    def keep_apart(self, pairs: frozenset[frozenset[PeerId]]) -> None:
+        """These pairs of peers should not be neighbours on a path: they contradict each other."""
+        self._apart = pairs
 
     def formats(self, paths: Sequence[Path]) -> Mapping[tuple[PeerId, PeerId], str]:
         """Number formats for the links of ``paths``, which were laid last, where they are not the
@@ -177,6 +185,51 @@ class Routing:
         if laid.owed:
             facts["owed"] = [list(d) for d in laid.owed]
         return facts
+
+
+def crossed(
+    paths: Sequence[Path],
+    apart: Container[frozenset[PeerId]],
+    proven: Callable[[PeerId, PeerId], bool],
+) -> tuple[Path, ...]:
+    """These paths with fewer neighbours that should be ``apart``: two paths exchange what comes
+    after such a pair, so that every peer keeps its work. Other paths stay as they are."""
+
+    def bad(*some: Path) -> int:
+        pairs = [(a.peer, b.peer) for path in some for a, b in pairwise(path.journey)]
+        if not all(proven(a, b) for a, b in pairs):
+            return len(pairs)
+        return sum(frozenset(pair) in apart for pair in pairs)
+
+    found = list(paths)
+    hopeless: set[tuple[PeerId, PeerId, int]] = set()
+    for i in range(len(found)):
+        for at in range(len(found[i].hops)):
+            before, after = (hop.peer for hop in found[i].journey[at : at + 2])
+            # The last hop has the origin behind it: other hops for the origin part these two.
+            last = found[i].hops[-1].peer
+            ring = at == 0 and frozenset((last, before)) in apart
+            key = before, last if ring else after, at
+            if key in hopeless or not (ring or frozenset((before, after)) in apart):
+                continue
+            hopeless.add(key)
+            for j, other in enumerate(found):
+                exchanged = _exchanged(found[i], other, at)
+                if i != j and exchanged and bad(*exchanged) < bad(found[i], other):
+                    found[i], found[j] = exchanged
+                    hopeless.discard(key)
+                    break
+    return tuple(found)
+
+
+def _exchanged(one: Path, other: Path, at: int) -> tuple[Path, ...]:
+    """Two paths that have exchanged their hops from ``at`` on; none if the stages differ."""
+    if [hop.stage for hop in one.hops] != [hop.stage for hop in other.hops]:
+        return ()
+    return (
+        replace(one, hops=one.hops[:at] + other.hops[at:]),
+        replace(other, hops=other.hops[:at] + one.hops[at:]),
+    )
 
 
 def with_trials(

@@ -13,12 +13,16 @@ from statistics import median
 from node.core.ids import PeerId
 from node.epoch.peers.peers import Peers
 from node.scheduler.costs import NOTHING, Measured, quantise
+from node.scheduler.quotas import stand_in
 
 FORGIVE_AFTER = 8
 """Epochs without a micro-batch after which a replica's measured speed is no longer believed."""
 
 CEILING = 2.0
 """Multiple of the neighbours' measurement that bounds a claimed speed."""
+GRID = 12
+"""Points per factor of two of the speeds to plan with. An ends peer gets micro-batches in
+proportion to its speed, and all others wait for the one that was rounded up most."""
 
 
 class Speeds:
@@ -44,13 +48,32 @@ class Speeds:
         self._table = None
 
     def of(self, peer: PeerId) -> float:
-        """Micro-batches per second to plan with, quantised; 0 for unknown."""
-        believed = self.believed(peer)
+        """Micro-batches per second to plan with, quantised; 0 for unknown. The speed of a peer that
+        was not measured yet is reckoned from a plain product there."""
+        believed = self.believed(peer) or self._reckoned(peer)
         if believed > 0:
             believed = self._planned[peer] = quantise(
-                believed, self._planned.get(peer, 0.0), per_octave=2
+                believed, self._planned.get(peer, 0.0), per_octave=GRID
             )
         return believed
+
+    def _reckoned(self, peer: PeerId) -> float:
+        """Estimated speed of a peer that was not measured: the usual speed at its stage, times the
+        ratio of the times for a plain product, within a factor :data:`CEILING` of the usual speed;
+        0 if the peer's time is unknown."""
+        here = self._peers.candidates
+        own = here[peer]
+        product_s = own.capacity.costs.tera_s
+        if product_s <= 0:
+            return 0.0
+        mates = [(p, c) for p, c in here.items() if c.stage == own.stage]
+        known = [(v, c.capacity.costs.tera_s) for p, c in mates if (v := self.believed(p)) > 0]
+        units = [speed * tera_s for speed, tera_s in known if tera_s > 0]
+        usual = stand_in(speed for speed, _ in known)
+        if not units:
+            teras = [c.capacity.costs.tera_s for _, c in mates if c.capacity.costs.tera_s > 0]
+            units = [usual * tera_s for tera_s in teras]
+        return min(max(median(units) / product_s, usual / CEILING), usual * CEILING)
 
     def rows(self, peers: Collection[PeerId]) -> list[tuple[PeerId, float]]:
         """These peers with their speeds to plan with."""

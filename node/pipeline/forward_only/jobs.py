@@ -21,8 +21,8 @@ from node.pipeline.visit_buffers import COMPUTE_ERRORS, StageMath, TextStep
 T = TypeVar("T")
 TOKENS_AT_ONCE = 256
 """Tokens of texts in one pass over several."""
-TEXTS_AT_ONCE = 64
-"""Most texts in one computation of logits."""
+LOGITS_AT_ONCE = 64
+"""Most positions of texts in one computation of logits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class ForwardJobs:
         self._heads = Batcher[FrameReader, Tensor](
             host.device,
             math.text_logits,
-            lambda reader: 1,
-            TEXTS_AT_ONCE,
+            self._positions,
+            LOGITS_AT_ONCE,
             self._texts_under_way,
         )
         self._expiring: asyncio.TimerHandle | None = None
@@ -79,7 +79,7 @@ class ForwardJobs:
         return self._computed(self._steps.run(step, Priority.TOKEN))
 
     def logits(self, reader: FrameReader) -> Awaitable[Tensor]:
-        """Logits [V] after the last position of a text. Raises as :meth:`compute`."""
+        """Logits [p, V] after the positions [1, p, D] of a text. Raises as :meth:`compute`."""
         return self._computed(self._heads.run(reader, Priority.TOKEN))
 
     async def _computed(self, work: Awaitable[T]) -> T:
@@ -93,17 +93,18 @@ class ForwardJobs:
     # ------------------------------------------------------------
 
     def forward(
-        self, reader: FrameReader, last_only: bool
+        self, reader: FrameReader, positions: int
     ) -> Awaitable[tuple[memoryview, tuple[int, ...]]]:
-        """(output, its shape) of whole sequences behind this stage."""
+        """Compute whole sequences at this stage. Returns (output, its shape): of all positions if
+        ``positions`` is 0, else of the last ``positions`` ones."""
         return self._host.device.run(
-            partial(self._math.forward_only, reader, last_only), Priority.FORWARD_ONLY
+            partial(self._math.forward_only, reader, positions), Priority.FORWARD_ONLY
         )
 
-    async def extend(self, turn: TextPass, reader: FrameReader, last_only: bool) -> memoryview:
-        """Compute a turn, and end it: the next one may come before the output has been passed
-        on."""
-        step = TextStep(turn.cache, turn.past, turn.count, input=reader, last_only=last_only)
+    async def extend(self, turn: TextPass, reader: FrameReader, positions: int) -> memoryview:
+        """Compute a turn, and end it: the next one may come before the output has been passed on.
+        The output is that of the last ``positions``, of all if 0."""
+        step = TextStep(turn.cache, turn.past, turn.count, input=reader, positions=positions)
         try:
             return await self._steps.run(step, turn.priority)
         finally:
@@ -148,6 +149,9 @@ class ForwardJobs:
         self.texts.expire(self._host.clock.now())
         if len(self.texts):
             self._expiring = asyncio.get_running_loop().call_later(IDLE_S, self._expire)
+
+    def _positions(self, reader: FrameReader) -> int:
+        return reader.nbytes // self._shape.nbytes(1, 1, self._shape.forward_only)
 
     def _texts_under_way(self, priority: Priority) -> int:
         guests = priority is not Priority.TOKEN

@@ -107,16 +107,16 @@ class ForwardRequests:
                 return (await back)[0]
 
     async def continue_text(
-        self, hops: tuple[Hop, ...], number: int, past: int, tokens: Tensor
+        self, hops: tuple[Hop, ...], number: int, past: int, tokens: Tensor, positions: int
     ) -> tuple[Tensor, bool]:
         """Continue a text, as :meth:`Pipeline.text_logits` does."""
         length = len(tokens)
-        if not hops or not 1 <= length <= self._shape.length:
+        if not hops or not 1 <= positions <= length <= self._shape.length:
             raise ValueError(f"no turn of {len(hops)} hops and {length} tokens")
         index = self._number(pb.GENERATE)
         me = self._here.peer
         claim = self._claim(index, hops)
-        text = pb.TextTurn(text=number, past=past)
+        text = pb.TextTurn(text=number, past=past, positions=positions)
         key = TextKey(me, number, me)
         cache = self._jobs.take(key, past, length)
         if cache is None:
@@ -124,7 +124,8 @@ class ForwardRequests:
         timeout = self._deadlines.hop_s * (len(hops) + 1)
         shape = (1, length, self._shape.width)
         try:
-            with self._awaiting(pb.GENERATE, index, hops, (1, 1, self._shape.width)) as back:
+            home = (1, positions, self._shape.width)
+            with self._awaiting(pb.GENERATE, index, hops, home) as back:
                 async with _within(timeout, hops):
                     output = await self._jobs.embed_text(cache, past, tokens)
                     await self._onward.pass_on(
@@ -198,6 +199,11 @@ class ForwardRequests:
             return await say(context, pb.REFUSED, "nobody waits for this")
         last = waiting.last
         shape = waiting.shape
+        if incoming.head.HasField("text") and len(incoming.head.tensor.shape) == 3:
+            # A hop with older software sends the last position alone.
+            least = (shape[0], 1, shape[2])
+            if tuple(incoming.head.tensor.shape) == least:
+                shape = least
         back = waiting.back
         if caller != last.peer and caller not in self._machine.replicas(last.stage):
             return await say(context, pb.REFUSED, "only a replica of the last stage may bring it")

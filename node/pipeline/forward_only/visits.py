@@ -63,7 +63,7 @@ class ForwardVisits:
             return await say(context, pb.REFUSED, "the text is no longer here")
         try:
             reader = await self._reading.read(incoming, shape, context)
-        except BaseException:
+        except BaseException:  # also cancelled: the sender's stream has ended
             free()
             if turn is not None:
                 self._jobs.done(turn.key, turn.cache)
@@ -88,7 +88,9 @@ class ForwardVisits:
     ) -> None:
         claim = incoming.claim
         purpose = incoming.head.purpose
-        last_only = purpose == pb.GENERATE and claim.position == len(claim.journey) - 2
+        positions = 0
+        if purpose == pb.GENERATE and claim.position == len(claim.journey) - 2:
+            positions = max(1, incoming.head.text.positions)
         onward = replace(claim, position=claim.position + 1)
         # The origin waits no longer than this, whatever deadline the sender states.
         most_s = self._deadlines.hop_s * (len(claim.journey) - claim.position)
@@ -97,10 +99,11 @@ class ForwardVisits:
             async with asyncio.timeout(within_s):
                 text = incoming.head.text if incoming.head.HasField("text") else None
                 if turn is None:
-                    output, shape = await self._jobs.forward(reader, last_only)
+                    output, shape = await self._jobs.forward(reader, positions)
                 else:
-                    output = await self._jobs.extend(turn, reader, last_only)
-                    shape = (1, 1 if last_only else turn.count, self._shape.width)
+                    output = await self._jobs.extend(turn, reader, positions)
+                    left = min(turn.count, positions or turn.count)
+                    shape = (1, left, self._shape.width)
                     incoming.head.text.kept += 1
                 await self._onward.pass_on(
                     onward,

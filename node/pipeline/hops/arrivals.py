@@ -78,6 +78,7 @@ class Arrivals:
                         context.read,
                         loss_mask=loss_mask,
                         wire=wire,
+                        shared=True,
                     )
             finally:
                 self._stash.charge(-charge, origin)

@@ -111,7 +111,14 @@ class Fetcher:
                 if first is EOF or first.WhichOneof("part") != "head":
                     raise WireError("no head")
                 return await self._intake.read(
-                    peer, first.head, shape, masked, call.read, loss_mask=loss_mask, wire=wire
+                    peer,
+                    first.head,
+                    shape,
+                    masked,
+                    call.read,
+                    loss_mask=loss_mask,
+                    wire=wire,
+                    shared=True,
                 )
         except TimeoutError as e:
             raise PeerFault(peer, "it has died") from e

@@ -1,5 +1,6 @@
 """Answer to a fetch: sends the output of a visit to a peer that replaces a dead replica."""
 
+from functools import partial
 from typing import Any
 
 import grpc
@@ -82,6 +83,7 @@ class Giver:
             work.document_ends,
             untrained=work.untrained,
             wire=work.wires.get(Direction.FORWARD, ""),
+            leave=partial(self._transport.leave, caller),
         )
         async with self._streams.newest((key, caller)):
             for frame in messages:

@@ -96,7 +96,7 @@ class StashKeeper:
             self._sweeping = asyncio.get_running_loop().call_later(wait_s, self._sweep)
 
     def _sweep(self) -> None:
-        """Expire entries whose deadline was a hop's time ago."""
+        """Expire stash entries one hop's time after their deadline."""
         self._sweeping = None
         for key in self._stash.expired(self._clock.now() - self._deadlines.hop_s):
             self._driver.handle(Expired(key))

@@ -12,10 +12,10 @@ from node.pipeline.machine import PipelineMachine
 from protos import pipeline_pb2 as pb
 
 NOTE_TRIES = 3
-"""Attempts to tell a hop that its share counts. A share whose note does not arrive is lost, which
-is worth a retry and not a long wait."""
+"""Number of attempts to send a hop the note that its share counts. Without the note the share is
+lost, so a retry pays; a long wait does not."""
 NOTE_PAUSE_S = 0.2
-"""Pause after the first attempt, in seconds; it grows by as much with each further attempt."""
+"""Pause after the first attempt, in seconds. Each later pause is longer by the same time."""
 
 
 class Notes:

@@ -4,7 +4,7 @@ import asyncio
 
 from node.core.journey import Hop
 from node.pipeline import events as ev
-from node.pipeline.events import Claim, Direction, Key
+from node.pipeline.events import Claim, Direction, Key, Trouble
 from node.pipeline.frames import FrameShape, frames
 from node.pipeline.hops.calls import PeerCalls
 from node.pipeline.hops.driver import MachineDriver
@@ -84,6 +84,14 @@ class Sender:
             return
         claim = Claim(key.epoch, plan.hash, key.index, action.journey, action.position)
         began = clock.now()
+        places: list[bytes] = []
+
+        def leave(data: memoryview) -> bytes | None:
+            place = self._host.transport.leave(peer, data)
+            if place is not None:
+                places.append(place)
+            return place
+
         messages = frames(
             claim,
             pb.TRAIN,
@@ -95,6 +103,7 @@ class Sender:
             action.patient and len(self._sending) <= PATIENT,
             untrained=work.untrained if way is Direction.FORWARD else 0,
             wire=work.wires.get(way, ""),
+            leave=leave,
         )
         whole = self._shape.nbytes(work.shape[0], work.shape[1]) / max(1, len(buffer))
 
@@ -106,6 +115,8 @@ class Sender:
                 self._driver.handle(ev.Passed(key, way, peer))
 
         trouble, reason = await self._calls.stream(peer, way, messages, len(buffer), accepted)
+        if trouble in (Trouble.BUSY, Trouble.REFUSED):
+            self._host.transport.withdraw(peer, places)
         if machine.plan is not plan:
             return
         # This task is about to end; the next attempt must not cancel it.

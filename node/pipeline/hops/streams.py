@@ -23,14 +23,16 @@ class OpenStreams:
 
     @asynccontextmanager
     async def newest(self, what: Hashable) -> AsyncIterator[None]:
-        """A context manager for the transfer of one tensor to or from one peer (``what``). With
-        more than ``AT_ONCE`` streams of the same ``what``, the oldest is ended. Raises TimeoutError
-        in a stream that is ended so, or that takes longer than a hop's time."""
+        """A context manager for the transfer of one tensor to or from one peer (``what``). Of
+        more than ``AT_ONCE`` streams of the same ``what``, the oldest are ended. Raises
+        TimeoutError in a stream that is ended so, or that takes longer than a hop's time."""
         async with asyncio.timeout(self._deadlines.hop_s) as until:
             streams = self._open.setdefault(what, [])
             streams.append(until)
-            if len(streams) > AT_ONCE and not streams[0].expired():
-                streams[0].reschedule(0.0)
+            # All beyond the newest: one that was told to end may not have ended yet.
+            for old in streams[:-AT_ONCE]:
+                if not old.expired():
+                    old.reschedule(0.0)
             try:
                 yield
             finally:

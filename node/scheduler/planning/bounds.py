@@ -5,7 +5,7 @@ ever above a makespan.
 """
 
 from collections.abc import Sequence
-from itertools import combinations
+from itertools import combinations, pairwise
 from math import comb, inf
 from typing import Any
 
@@ -39,12 +39,13 @@ def lower_bounds(problem: PathProblem) -> dict[str, float]:
     blocks = len(p.stages) - 1
     if blocks and (p.equal_visits or p.hops == blocks):
         tails = _tails(p)
+        delays = np.array(p.delays)
         for s in range(1, blocks + 1):
             if p.visits:
                 visits = p.visits[s - 1]
             else:
                 visits = p.total * p.hops // blocks
-            found["stage"] = max(found["stage"], _stage(p, s, visits))
+            found["stage"] = max(found["stage"], _stage(p, s, visits, delays))
             found["slots"] = max(found["slots"], _slots(p, s, visits, tails))
     return found
 
@@ -68,16 +69,16 @@ def chain(p: PathProblem, o: int, count: int, trip: float) -> float:
     return home[-1]
 
 
-def _stage(p: PathProblem, s: int, visits: int) -> float:
-    peers = p.stages[s]
+def _stage(p: PathProblem, s: int, visits: int, delays: Any) -> float:
+    peers = list(p.stages[s])
     cycles = [(1 + p.backward) * p.compute[n] + 2 * p.gap for n in peers]
     if min(cycles) <= 0:
         return 0.0
     spread = visits / sum(1 / c for c in cycles)
     ends = min(p.compute[o] for o in p.stages[0])
     others = [a for a, stage in p.stage_of.items() if stage != s]
-    come = min(p.delays[a][n] for n in peers for a in others)
-    home = min(p.delays[n][a] for n in peers for a in others) + p.backward * ends
+    come = float(delays[:, peers][others].min())
+    home = float(delays[peers][:, others].min()) + p.backward * ends
     return max(0.0, come + ends + spread - p.gap + home)
 
 
@@ -89,7 +90,8 @@ def _slots(p: PathProblem, s: int, visits: int, tails: list[dict[int, float]]) -
     if p.max_swaps:
         more -= p.max_swap_distance
     more = max(0, min(p.hops - 1, more))
-    stay = min((1 + p.backward) * p.compute[n] + tails[more][n] for n in peers)
+    # A way over more peers can be the shorter one.
+    stay = min((1 + p.backward) * p.compute[n] + row[n] for n in peers for row in tails[more:])
     return visits * stay / sum(p.slots[n] for n in peers)
 
 
@@ -163,12 +165,23 @@ def _relaxed(p: PathProblem) -> dict[int, float]:
     block = [n for s in range(1, len(p.stages)) for n in p.stages[s]]
     stage = np.array([p.stage_of[n] for n in block])
     step = _steps(p, block)
+    delays = np.array(p.delays)
     work = (1 + p.backward) * np.array(p.compute)
+    back = 0
+    if p.max_swaps:
+        back = p.max_swap_distance
+    # Before hop k + 1 of a path are k stages, at most ``back`` of them later ones; likewise after.
+    skipped = len(p.stages) - 1 - p.hops
+    able = [
+        np.flatnonzero((stage > k - back) & (stage <= skipped + k + 1 + back))
+        for k in range(p.hops)
+    ]
+    steps = [step[here][:, then] for here, then in pairwise(able)]
     out: dict[int, float] = {}
     for o in p.counts:
-        both = np.array([p.delays[o][n] + p.delays[n][o] for n in block])
-        best = np.where(stage <= p.max_jump, both + work[block], inf)
-        for _ in range(p.hops - 1):
-            best = (best[:, None] + step).min(axis=0)
-        out[o] = float((best + both).min() + work[o] + p.loss * p.compute[o])
+        both = (delays[o] + delays[:, o])[block]
+        best = np.where(stage <= p.max_jump, both + work[block], inf)[able[0]]
+        for way in steps:
+            best = (best[:, None] + way).min(axis=0)
+        out[o] = float((best + both[able[-1]]).min() + work[o] + p.loss * p.compute[o])
     return out

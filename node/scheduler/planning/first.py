@@ -97,14 +97,14 @@ class _Cheap:
 def _taken(pool: Counter[StageSet], owed: set[int]) -> StageSet:
     """Take one of the remaining sets out of ``pool``: one that pays debts, if there is any."""
     if owed:
-        found = _offered(pool, owed, 1, None)[0]
+        found = offered(pool, owed, 1, None)[0]
     else:
         found = next(iter(pool))
-    _take(found, pool, owed)
+    take(found, pool, owed)
     return found
 
 
-def _take(stages: StageSet, pool: Counter[StageSet], owed: set[int]) -> None:
+def take(stages: StageSet, pool: Counter[StageSet], owed: set[int]) -> None:
     pool[stages] -= 1
     if not pool[stages]:
         del pool[stages]
@@ -237,11 +237,11 @@ def insertion(
         if not by_origin:
             t = max(t, first)
         tried: list[tuple[float, StageSet, Route]] = []
-        for stages in _offered(pool, owed[o], tries, shuffler):
+        for stages in offered(pool, owed[o], tries, shuffler):
             score, route = _route(tables, near, o, t, stages, width)
             tried.append((score * (1 + noise * dice.random() / 2), stages, route))
         _, stages, route = min(tried, key=itemgetter(0))
-        _take(stages, pool, owed[o])
+        take(stages, pool, owed[o])
         lists[o].append(route)
         done += 1
         home = _book(tables, route, t)
@@ -277,7 +277,7 @@ def _distance(problem: PathProblem, o: int) -> float:
     return sum(ways[: (len(ways) + 1) // 2]) or 1.0
 
 
-def _offered(
+def offered(
     pool: Counter[StageSet], owed: set[int], tries: int, dice: random.Random | None
 ) -> list[StageSet]:
     """Sets to try: first the sets that train the most owed stages, then those with the most copies

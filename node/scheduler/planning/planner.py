@@ -9,12 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
+from statistics import median_low
 
 from node.core.errors import UsageFault, refuse
 from node.scheduler.planning.bounds import lower_bounds
 from node.scheduler.planning.dealing import StageSet, deal
 from node.scheduler.planning.estimate import INFINITE, Estimator
-from node.scheduler.planning.first import cheap, insertion, origins_in_turns, round_robin
+from node.scheduler.planning.first import FEW, cheap, insertion, origins_in_turns, round_robin
+from node.scheduler.planning.prices import priced
 from node.scheduler.planning.problem import PathProblem, Route
 from node.scheduler.planning.replay import replay
 from node.scheduler.planning.rules import broken, joined
@@ -167,9 +169,11 @@ def make_plan(
     first_makespan = best.makespan
     bounds = lower_bounds(problem)
     bound = max(bounds.values())
-    tried = _starts(problem, sets, best, budget, bound, seed)
-    if best.makespan > bound * ENOUGH and budget.used(tried) < 1.0 and problem.total <= SEARCHED:
-        tried = _improve(problem, best, budget, bound, seed, tried)
+    tried = 0
+    if problem.total <= SEARCHED:
+        tried = _starts(problem, sets, best, budget, bound, seed)
+        if best.makespan > bound * ENOUGH and budget.used(tried) < 1.0:
+            tried = _improve(problem, best, budget, bound, seed, tried)
     if best.debt:
         o, s = min(problem.owed - joined(problem, best.routes))
         raise UsageFault(
@@ -197,15 +201,25 @@ def _first(
     budget: _Budget,
     known: Sequence[Sequence[Route]],
 ) -> None:
-    """Try round robin whatever it takes; then, while there is time, the known plans, the cheap rule
-    and an insertion."""
+    """Try round robin whatever it takes; then, while there is time, the known plans, for many
+    micro-batches routes by prices, else and without time for these the cheap rule and an
+    insertion."""
     began = budget.clock()
     best.offer(round_robin(problem, sets))
+    judging = budget.clock() - began
+    simple = best.makespan
     # Judging a last plan and asking all rules at the end takes about as long as this did.
-    budget.keep(max(2 * (budget.clock() - began), LEAST_KEPT * (budget.limit_s or 0.0)))
+    budget.keep(max(2 * judging, LEAST_KEPT * (budget.limit_s or 0.0)))
     for routes in known:
         if budget.used(0) < FIRST and broken(problem, routes, debts=False) is None:
             best.offer(routes)
+    if problem.total > FEW:
+        until = FIRST - budget.share(judging)
+        made = priced(problem, sets, lambda: budget.used(0) < until)
+        if made is not None:
+            best.offer(made)
+        if problem.total > SEARCHED and best.makespan < simple:
+            return
     began = budget.clock()
     for slots in (True, False):
         if budget.used(0) < FIRST / 2:
@@ -306,16 +320,20 @@ def _improve(
 def _lanes(
     problem: PathProblem, seed: int, go_on: Callable[[], bool]
 ) -> tuple[int, list[Route]] | None:
-    """The smallest number of paths for each origin that visits all stages equally often, and a plan
-    that repeats them. Returns None if no such paths repeat, or ``go_on`` ended the search for
-    them."""
+    """A number of paths for each origin that visits all stages equally often, and a plan that
+    repeats them. Returns None if no such paths repeat, or ``go_on`` ended the search for them.
+
+    It is the smallest number with which an origin's micro-batches in flight fit into the slots of
+    their peers, else the smallest.
+    """
     counts = set(problem.counts.values())
     if len(counts) != 1:
         return None
     (count,) = counts
-    for each in range(1, count // 2 + 1):
-        if count % each:
-            continue
+    block = [problem.slots[n] for stage in problem.stages[1:] for n in stage]
+    fit = max(problem.slots[o] for o in problem.counts) / median_low(block or [1])
+    divisors = (each for each in range(1, count // 2 + 1) if count % each == 0)
+    for each in sorted(divisors, key=lambda each: (each < fit, each)):
         if not go_on():
             return None
         few = replace(problem, counts=dict.fromkeys(problem.counts, each), owed=frozenset())

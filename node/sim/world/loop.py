@@ -357,12 +357,16 @@ class SimDevice(DeviceThread):
             tell = ran(future, fn)
             took = self._spent
             self._spent = 0.0
-            self.busy_s += took
             if took > 0:
                 self._busy = True
-                self._loop.call_later(took, self._done, tell)
+                self._start(took, tell)
             else:
                 tell()
+
+    def _start(self, took: float, tell: Callable[[], object]) -> None:
+        """The job that has just run takes ``took`` seconds."""
+        self.busy_s += took
+        self._loop.call_later(took, self._done, tell)
 
     def _done(self, tell: Callable[[], object]) -> None:
         self._busy = False

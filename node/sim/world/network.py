@@ -16,7 +16,7 @@ because the other process stands still, it is given up.
 import asyncio
 import random
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ import grpc
 import grpc.aio
 
 from node.coordinator.credit.shared_note import SharedNote
-from node.core.errors import PeerFault
+from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.core.patience import Patience
 from node.identity.faults import FaultBook, until_heard
@@ -285,6 +285,15 @@ class SimTransport:
 
     def caps(self) -> tuple[float, float]:
         return 0.0, 0.0
+
+    def leave(self, peer: PeerId, data: memoryview) -> bytes | None:
+        return None
+
+    def withdraw(self, peer: PeerId, places: Sequence[bytes]) -> None:
+        """Nothing is left here."""
+
+    def fetch(self, peer: PeerId, place: bytes, into: memoryview) -> int:
+        raise WireError("no memory is shared here")
 
     def fault(self, peer: PeerId, reason: str, weight: float = 1.0) -> None:
         self._accused(peer, reason)

@@ -99,12 +99,10 @@ class ValueMath(StageMath):
         work.share = self._of(work.x)
 
     def forward_only(
-        self, reader: TensorReader, last_only: bool
+        self, reader: TensorReader, positions: int = 0
     ) -> tuple[memoryview, tuple[int, ...]]:
         self._spend(self._forward_s)
-        y = _read(reader)
-        if last_only:
-            y = y[:, -1:]
+        y = _read(reader)[:, -positions:]
         return _bytes(y), tuple(y.shape)
 
     def embed(self, work: VisitBuffers) -> None:

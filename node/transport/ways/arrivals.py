@@ -151,7 +151,7 @@ async def dial(host: str, port: int, ticket: bytes, timeout: float = ARRIVE_S) -
         async with asyncio.timeout(timeout):
             await asyncio.get_running_loop().sock_connect(made, (host, port))
             await say(made, ticket)
-    except BaseException:
+    except BaseException:  # also cancelled
         made.close()
         raise
     return made

@@ -240,7 +240,7 @@ def _sharing(port: int, family: socket.AddressFamily) -> socket.socket:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         made.setblocking(False)
         made.bind(("", port))
-    except BaseException:
+    except OSError:
         made.close()
         raise
     return made

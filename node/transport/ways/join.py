@@ -19,6 +19,8 @@ ever waited for."""
 LINGER_S = 5.0
 """Seconds for the second direction to end after the first one: gRPC ends both together."""
 
+_FLAGS = getattr(os, "SPLICE_F_MOVE", 0) | getattr(os, "SPLICE_F_NONBLOCK", 0)
+
 Pay = Callable[[int], Awaitable[None]]
 """Waits until this number of bytes may be sent on."""
 
@@ -62,26 +64,38 @@ async def _pump(source: socket.socket, sink: socket.socket, pay: Pay | None, pie
 
 
 async def _splice(source: socket.socket, sink: socket.socket, pay: Pay | None, piece: int) -> None:
-    """Move pages from one socket to the other through a pipe, without copying them here."""
-    flags = os.SPLICE_F_MOVE | os.SPLICE_F_NONBLOCK
+    """Move pages from one socket to the other through a pipe, without copying them here. While the
+    source has nothing there is no pipe: a process has only so many descriptors, and most
+    connections are quiet."""
     turns = 0
-    with _pipe(piece) as (outlet, inlet):
-        while True:
-            try:
-                held = os.splice(source.fileno(), inlet, piece, flags=flags)
-            except BlockingIOError:
-                await _ready(source, False)
-                continue
-            if not held:
+    while True:
+        await _ready(source, False)
+        with _pipe(piece) as (outlet, inlet):
+            while held := _taken(source, inlet, piece):
+                if pay is not None:
+                    await pay(held)
+                await _give(outlet, sink, held)
+                turns = await _next_turn(turns)
+            if held is not None:
                 return
-            if pay is not None:
-                await pay(held)
-            while held:
-                try:
-                    held -= os.splice(outlet, sink.fileno(), held, flags=flags)
-                except BlockingIOError:
-                    await _ready(sink, True)
-            turns = await _next_turn(turns)
+
+
+def _taken(source: socket.socket, inlet: int, piece: int) -> int | None:
+    """Move up to ``piece`` bytes of a socket into a pipe: their number, 0 at the end, None if there
+    are none now."""
+    try:
+        return os.splice(source.fileno(), inlet, piece, flags=_FLAGS)
+    except BlockingIOError:
+        return None
+
+
+async def _give(outlet: int, sink: socket.socket, held: int) -> None:
+    """Move the bytes that a pipe holds into a socket."""
+    while held:
+        try:
+            held -= os.splice(outlet, sink.fileno(), held, flags=_FLAGS)
+        except BlockingIOError:
+            await _ready(sink, True)
 
 
 async def _copy(source: socket.socket, sink: socket.socket, pay: Pay | None, piece: int) -> None:

@@ -21,7 +21,7 @@ from node.core.newest import Newest
 from node.core.patience import Patience
 from node.core.tasks import Tasks, is_cancelled
 from node.identity.faults import PEERS_KEPT
-from node.reach.interfaces import without_own_bridges
+from node.reach.interfaces import is_own, without_own_bridges
 from node.reach.ladder import BypassWay, Climb, ClimbAttempt, Outside, Rung, bypass_of
 from node.telemetry.events import Journal
 from node.transport.addresses import host_of_target
@@ -76,6 +76,8 @@ class Connection:
     via: PeerId = PeerId("")
     bypass: bool = False
     """True if a socket that libp2p arranged carries the bytes past it."""
+    near: bool = False
+    """True if it was dialled at an address of this machine."""
     broken: bool = False
     """True if the connection broke and every listener has been told."""
 
@@ -437,7 +439,8 @@ class Lines:
             rung = Rung.DIRECT
             if target in met.mapped:
                 rung = Rung.MAPPED
-            return Connection(met, rung, channel, None, time.time())
+            near = is_own(host_of_target(target))
+            return Connection(met, rung, channel, None, time.time(), near=near)
 
         targets = without_own_bridges(met.targets, host_of_target)
         ways = [(target, one(target)) for target in targets]
@@ -490,7 +493,7 @@ class Lines:
         try:
             await tunnel.start()
             return tunnel, await self._opened(met, tunnel.target, timeout, relayed)
-        except BaseException as e:
+        except BaseException as e:  # also cancelled
             await tunnel.close()
             if not isinstance(e, PeerFault):
                 raise
@@ -554,7 +557,7 @@ class Lines:
                     if state is FAILED:
                         raise PeerFault(met.peer, "no answer")
                     await channel.wait_for_state_change(state)
-        except BaseException as e:
+        except BaseException as e:  # also cancelled
             await channel.close()
             if isinstance(e, TimeoutError):
                 raise PeerFault(met.peer, "no answer") from e

@@ -87,7 +87,7 @@ async def _one(port: int, target: tuple[str, int]) -> socket.socket | None:
     except OSError:
         made.close()
         return None
-    except BaseException:
+    except BaseException:  # also cancelled
         made.close()
         raise
     return made

@@ -228,7 +228,7 @@ class Relays:
                 reader, writer, _ = await self._connect(relay, peer, handshake.STREAM)
                 try:
                     return await secure.call(reader, writer, self._identity, peer, self._run_id())
-                except BaseException:
+                except BaseException:  # also cancelled
                     writer.close()
                     raise
         except TimeoutError as e:
@@ -289,7 +289,7 @@ class Relays:
             answer = parsed(RelayAnswer, await read_frame(reader, ASK_BYTES), "an answer")
             if not answer.granted:
                 raise PeerFault(relay, handshake.printable(answer.reason) or "refused")
-        except BaseException as e:
+        except BaseException as e:  # also cancelled
             writer.close()
             if isinstance(e, WireError | OSError):
                 raise PeerFault(relay, f"the relay broke off: {e}") from e

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from node.core.errors import StepFault, WireError
 from node.wire.coding.formats import FORMATS, nbytes_of
-from node.wire.coding.layouts import FAULTS, OPENERS, PIECE, WRITERS, at_once
+from node.wire.coding.layouts import FAULTS, OPENERS, PIECE, STEP, WRITERS, at_once
 
 if sys.byteorder != "little":
     raise ImportError("tensors are sent as they lie in memory, which must be little endian")
@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 
 class Numbers(ABC):
-    """fp32 numbers of ``shape`` that need not be in memory: they are decoded one ``PIECE`` at a
+    """fp32 numbers of ``shape`` that need not be in memory: they are decoded one ``STEP`` at a
     time, in the processor's cache, so that 8 MiB of received bytes are not first written to memory
     as 32 MiB of numbers and then read again."""
 
@@ -34,15 +34,15 @@ class Numbers(ABC):
     numbers: int
 
     def read(self, start: int, into: Tensor) -> Tensor:
-        """Read numbers from ``start``, a multiple of ``PIECE``, to fill ``into`` [numbers]. Returns
+        """Read numbers from ``start``, a multiple of ``STEP``, to fill ``into`` [numbers]. Returns
         ``into``, or a view of memory that has the numbers already and must not be changed."""
-        for at in range(0, into.numel(), PIECE):
-            self._piece(start + at, into[at : at + PIECE])
+        for at in range(0, into.numel(), STEP):
+            self._piece(start + at, into[at : at + STEP])
         return into
 
     @abstractmethod
     def _piece(self, start: int, into: Tensor) -> None:
-        """Fill ``into`` with the numbers from ``start`` on, at most a ``PIECE``."""
+        """Fill ``into`` with the numbers from ``start`` on, at most a ``STEP``."""
 
     def whole(self) -> Tensor:
         """All the numbers in their shape."""
@@ -51,10 +51,14 @@ class Numbers(ABC):
     def norm(self) -> float:
         """Their 2-norm, not finite where a number is not. Equal numbers give equal bits at every
         peer, as long as they are on the CPU."""
-        scratch = torch.empty(min(PIECE, self.numbers))
-        starts = range(0, self.numbers, PIECE)
-        pieces = (self.read(start, scratch[: self.numbers - start]) for start in starts)
-        return math.hypot(*(float(torch.linalg.vector_norm(piece)) for piece in pieces))
+        scratch = torch.empty(min(STEP, self.numbers))
+        starts = range(0, self.numbers, STEP)
+        norms: list[float] = []
+        for start in starts:
+            # The sum of more squares in fp32 would be less exact.
+            pieces = self.read(start, scratch[: self.numbers - start]).split(PIECE)
+            norms += [float(torch.linalg.vector_norm(piece)) for piece in pieces]
+        return math.hypot(*norms)
 
 
 TYPED = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -132,7 +136,7 @@ class Rounded(Numbers):
         self.shape = tuple(tensor.shape)
         self.numbers = tensor.numel()
         self._flat = _flat(tensor)
-        self._way = Encoding(min(PIECE, self.numbers), codec)
+        self._way = Encoding(min(STEP, self.numbers), codec)
 
     def _piece(self, start: int, into: Tensor) -> None:
         self._way.write(0, self._flat[start : start + into.numel()])
@@ -152,8 +156,8 @@ class Encoding:
         self.codec = codec
         self._raw = torch.empty(nbytes_of(numbers, codec), dtype=torch.uint8, device=device)
         self.write = WRITERS[codec](self._raw, numbers)
-        """Takes a ``PIECE`` of numbers (fp32, CPU, contiguous), or the shorter rest at the end, and
-        their first index, a multiple of ``PIECE``."""
+        """Takes a ``STEP`` of numbers (fp32, CPU, contiguous), or the shorter rest at the end, and
+        their first index, a multiple of ``STEP``."""
         self.read = OPENERS[codec](self._raw, numbers)
         """Gives the numbers written there, as everybody will decode them."""
 
@@ -186,8 +190,8 @@ def encode(tensor: Tensor, codec: str) -> Tensor:
     if codec == "fp32":
         return flat.view(torch.uint8)
     encoding = Encoding(flat.numel(), codec)
-    for start in range(0, flat.numel(), PIECE):
-        encoding.write(start, flat[start : start + PIECE])
+    for start in range(0, flat.numel(), STEP):
+        encoding.write(start, flat[start : start + STEP])
     return encoding.done()
 
 
@@ -250,8 +254,8 @@ def opened(coded: Coded) -> tuple[Tensor, bool]:
         return numbers, finite(numbers)
     numbers = torch.empty(coded.numbers)
     fine = True
-    for start in range(0, coded.numbers, PIECE):
-        piece = coded.read(start, numbers[start : start + PIECE])
+    for start in range(0, coded.numbers, STEP):
+        piece = coded.read(start, numbers[start : start + STEP])
         fine &= sure or finite(piece)
     return numbers.view(coded.shape), fine
 
@@ -280,9 +284,9 @@ def settled(name: str, given: Numbers, codec: str) -> tuple[Tensor, Tensor]:
         encoding = None
         if codec != "fp32":
             encoding = Encoding(given.numbers, codec)
-        scratch = torch.empty(0 if encoding is None else min(PIECE, given.numbers))
-        for start in range(0, given.numbers, PIECE):
-            piece = fresh[start : start + PIECE]
+        scratch = torch.empty(0 if encoding is None else min(STEP, given.numbers))
+        for start in range(0, given.numbers, STEP):
+            piece = fresh[start : start + STEP]
             if encoding is None:
                 given.read(start, piece)
             else:

@@ -1,5 +1,5 @@
-"""How the numbers of each format lie in its bytes: written and read a piece at a time, which stays
-in the processor's cache. Enters: the bytes of a part, and fp32 numbers. Leaves: writers, readers,
+"""How the numbers of each format lie in its bytes: written and read a step at a time, which stays
+in a processor's cache. Enters: the bytes of a part, and fp32 numbers. Leaves: writers, readers,
 and checks of the bytes. Never: memory for a part; trust: a received part is checked by its entry of
 ``FAULTS`` before it is read.
 
@@ -28,13 +28,17 @@ from node.wire.coding.formats import (
 )
 
 PIECE = 1 << 17
-"""Numbers worked on at a time, a multiple of all blocks: 512 KiB, which stay in the processor's
-second cache. Also a part of the wire format of int4."""
+"""Numbers that lie together in int4, a multiple of all blocks; a part of its wire format. Norms are
+summed over as many."""
+STEP = 4 * PIECE
+"""Numbers that one operation takes on a CPU, a multiple of ``PIECE``: 2 MiB, which stay in the
+third cache. A format of blocks needs a dozen operations; to start them costs more than what less
+memory saves. torch divides an operation among cores by 32 Ki numbers."""
 Writer = Callable[[int, Tensor], None]
-"""(first number, numbers): writes a ``PIECE`` from a multiple of it on, or the shorter rest at the
+"""(first number, numbers): writes a ``STEP`` from a multiple of it on, or the shorter rest at the
 end."""
 Opener = Callable[[int, Tensor], None]
-"""(first number, output): reads a ``PIECE``, or the rest at the end, into the output."""
+"""(first number, output): reads a ``STEP``, or the rest at the end, into the output."""
 _SMALLEST = 1e-37
 """A scale below has an inverse that is infinite, or that processors handle in different ways."""
 _LARGEST = 3.4028234663852886e38
@@ -68,11 +72,11 @@ def _int_writer(block: int, top: int, raw: Tensor, numbers: int) -> Writer:
 
 
 def at_once(raw: Tensor, numbers: int) -> int:
-    """Numbers that are written or read at once: a ``PIECE``, which stays in a processor's cache; on
+    """Numbers that are written or read at once: a ``STEP``, which stays in a processor's cache; on
     a GPU, where every operation costs its start, all of them."""
     if raw.is_cuda:
         return numbers
-    return min(PIECE, numbers)
+    return min(STEP, numbers)
 
 
 def _pack(codes: Tensor, into: Tensor) -> None:

@@ -1,0 +1,56 @@
+"""The page of measurements is what the results of the benchmarks say."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.__main__ import names
+from tools import measurements
+
+
+def test_the_page_is_written_from_the_results():
+    page = measurements.page(measurements.kept())
+    assert measurements.PAGE.read_text() == page, "run  make bench"
+
+
+def test_each_result_is_of_a_benchmark_and_of_a_committed_tree():
+    for name, result in measurements.kept().items():
+        assert name in names()
+        assert not result["commit"].endswith("+"), f"{name} was measured with changes"
+        assert result["results"]
+
+
+def test_a_row_that_does_not_hold_is_shown_as_such():
+    row = {
+        "name": "1 speed",
+        "value": 0.51234,
+        "unit": "x",
+        "peer": "a | b",
+        "target": "at least 1",
+    }
+    result = {
+        "commit": "c0ffee",
+        "date": "2026-01-02",
+        "machine": "a machine",
+        "load": {"others": 0.5, "stolen": 0.0},
+        "results": [{**row, "holds": False}, {**row, "target": "", "holds": None}],
+    }
+    shown = measurements.page({"pipeline": json.loads(json.dumps(result))})
+    assert "| 1 speed | 0.5123 x | a \\| b | at least 1 | **no** |" in shown
+    assert "0 of 1 rows hold" in shown
+    assert "other programs took 50% of the cores" in shown
+
+
+WHOLE = '{"commit": "", "machine": "", "date": "", "load": {}, "results": []}'
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("pipeline", '{"commit": "c0f'), ("pipeline", "[]"), ("pipeline", "{}"), ("gone", WHOLE)],
+)
+def test_a_file_that_is_no_result_is_named(tmp_path: Path, name: str, text: str) -> None:
+    file = tmp_path / f"{name}.json"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=f"{name}.json is not the result of a benchmark"):
+        measurements.kept(tmp_path)
