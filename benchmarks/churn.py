@@ -11,7 +11,8 @@ choose their stage themselves.
   ... without any repair    epochs among them that needed no repaired round and lost no peer and no
                             micro-batch
   loss ratio                held-out loss at the end, beside the quiet swarm's: same model, data,
-                            seed and epochs
+                            seed and epochs. It has no target: this run is too short to tune it, and
+                            benchmarks.proof judges the loss beside a tuned run
 """
 
 import contextlib
@@ -29,7 +30,6 @@ from testbed.swarms.arena import Arena, arena
 
 NODES = (2, 2, 2, 2)
 FIRST_TRY = 0.95
-RATIO = 1.03
 PEER = "torchft reports 82% of the steps committed, at one failure per 6 steps on 30 replica groups"
 STUCK_S = 120.0
 """Longest time without a new epoch."""
@@ -160,8 +160,6 @@ def tell(report: Report, epochs: int, quiet: Ran, rough: Ran) -> None:
         round(ratio, 4),
         "churn / quiet",
         f"quiet {quiet.loss_val:.4f}",
-        f"<= {RATIO}",
-        ratio <= RATIO,
     )
     report.add(
         "2 epochs committed and lost again",

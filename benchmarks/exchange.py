@@ -273,7 +273,7 @@ def _overlap(
         report.add(
             f"5 round over the longer of exchange and compute, {where}, {name}",
             round(ratio, 3),
-            "ratio",
+            "x",
             peer,
             f"<= {TARGET}" if this else "",
             ratio <= TARGET if this else None,

@@ -61,7 +61,7 @@ def measure(
                     struck.append(swarm.strike(deed, dice))
                     print(f"  {shape.name}: {struck[-1]}", file=sys.stderr, flush=True)
             return Measured(struck, swarm.again(), swarm.disturbances())
-        except BaseException:
+        except Exception:
             print(swarm.box.story(), file=sys.stderr)
             raise
         finally:

@@ -27,7 +27,7 @@ from typing import Any
 from benchmarks.report import Report, chosen, command_line
 from benchmarks.shared import curve as drawing
 from benchmarks.shared.places import PLACES, link
-from testbed.daemons.books import COMMITTED, PLANNED
+from testbed.daemons.books import PLANNED, commits
 from testbed.daemons.fleet import Box, Hang, Peer
 from testbed.daemons.told import Chronicle, Told
 from testbed.networks.wan import Wan, why_not
@@ -166,7 +166,7 @@ def rows(
         report.add(
             f"4 planned, a third left out, over {said}",
             ratio,
-            "ratio of epoch times",
+            "x of epoch times",
             text,
             *wanted,
         )
@@ -237,9 +237,8 @@ def measure(changes: dict[str, Any], epochs: int) -> Measured:
                 return chronicle.read()
 
             def committed() -> list[Told] | None:
-                # By epoch: a leader that was replaced may have told of one too.
-                found = {e.get("epoch"): e for e in told() if e.kind == COMMITTED}
-                return [found[n] for n in sorted(found)] if len(found) >= epochs else None
+                found = commits(told())
+                return found if len(found) >= epochs else None
 
             box.wait("the first plan", lambda: any(e.kind == PLANNED for e in told()), LOAD_S)
             stack.enter_context(slowed(peers[SLOW]))

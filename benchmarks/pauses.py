@@ -115,7 +115,7 @@ def rows(report: Report, root: Path | None = None, quick: bool = False, *, times
             swarm.start()
             found = [swarm.pause(bool(i % 2), dice) for i in range(times)]
             disturbed = swarm.disturbances()
-        except BaseException:
+        except Exception:
             print(swarm.box.story(), file=sys.stderr)
             raise
         finally:

@@ -48,7 +48,7 @@ def main() -> int:
                 f"run {run + 1}: one process, {threads} threads: {rates[-1]:,.0f} tokens/s",
                 file=sys.stderr,
             )
-        swarm.append(_measure_swarm(args.epochs))
+        swarm.append(measure_swarm(args.epochs, NODES))
         print(
             f"run {run + 1}: swarm of {sum(NODES)}: {swarm[-1]['tokens_per_s']:,.0f} tokens/s",
             file=sys.stderr,
@@ -65,9 +65,7 @@ def _report(
     ratios = [s["tokens_per_s"] / a for s, a in zip(swarm, alone[best_threads], strict=True)]
     peer = f"one process, {best_threads} threads: {best:,.0f} tokens/s, median of {len(swarm)}"
     ratio = median(ratios)
-    report.add(
-        "3 ratio", round(ratio, 3), "swarm / one process", peer, f">= {TARGET}", ratio >= TARGET
-    )
+    report.add("3 ratio", round(ratio, 3), "x", peer, f">= {TARGET}", ratio >= TARGET)
     report.add("3 tokens per second", round(rate), "tokens/s", peer)
     for threads, rates in alone.items():
         report.add(f"3 one process, {threads} threads", round(median(rates)), "tokens/s")
@@ -149,7 +147,9 @@ def _alone(threads: int, epochs: int) -> float:
     return sum(r.tokens for r in rows) / sum(r.seconds for r in rows)
 
 
-def _measure_swarm(epochs: int) -> dict[str, Any]:
+def measure_swarm(epochs: int, nodes: tuple[int, ...]) -> dict[str, Any]:
+    """Figures of one run of the demo's swarm. ``nodes``: daemons of the ends, then of each block
+    stage."""
     from node.app.demo.daemons import DemoOptions
     from node.app.demo.play import play
 
@@ -158,16 +158,16 @@ def _measure_swarm(epochs: int) -> dict[str, Any]:
         contextlib.redirect_stderr(open(os.devnull, "w")),
     ):
         outcome = play(
-            DemoOptions(NODES, json=True, home=Path(home), manifest=_manifest(epochs), sample=False)
+            DemoOptions(nodes, json=True, home=Path(home), manifest=_manifest(epochs), sample=False)
         )
         commits = _commits(Path(home) / "ends-0" / "log" / "events.jsonl")
-    if outcome.failures or not outcome.digests_equal:
+    if outcome.failures or (max(nodes) > 1 and not outcome.digests_equal):
         raise SystemExit("the swarm failed while it was measured")
     kept = [c for c in commits if c["fields"]["epoch"] > WARM]
     seconds = kept[-1]["at"] - next(c["at"] for c in commits if c["fields"]["epoch"] == WARM)
     tokens = sum(c["fields"]["tokens"] for c in kept)
     spent = outcome.time_s
-    device = outcome.seconds * sum(NODES)
+    device = outcome.seconds * sum(nodes)
     return {
         "tokens_per_s": tokens / seconds,
         "bytes_per_token": outcome.bytes_sent / outcome.tokens,

@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.report import Report, chosen, command_line
 from benchmarks.shared.parts import run_part
+from benchmarks.shared.waiting import until
 from testbed.daemons.fleet import START_S, WORKING, Hang
 from testbed.networks.evil_relay import KINDS as EVIL
 from testbed.networks.hosts import HostPeer
@@ -605,16 +606,6 @@ PARTS: dict[str, Callable[[Report, Path], None]] = {
     "7": evil_relays,
     "8": truth,
 }
-
-
-def until(condition: Callable[[], Any], seconds: float, began: float) -> float:
-    """Seconds since ``began`` when the condition held. Raises Hang after ``seconds`` more than
-    asked for."""
-    while time.monotonic() - began < seconds + 60:
-        if condition():
-            return time.monotonic() - began
-        time.sleep(0.25)
-    raise Hang(f"not in {seconds + 60:.0f} s")
 
 
 if __name__ == "__main__":

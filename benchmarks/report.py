@@ -1,17 +1,38 @@
 """One object at the end of every benchmark: ``{commit, machine, results: [{name, value, unit, peer,
-target, holds}]}``."""
+target, holds}]}``, with the ``load`` meanwhile.
+
+Where other programs kept the cores busy, speeds are not judged: ``holds`` is None, and ``target``
+says so.
+"""
 
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
+import time
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
-from collections.abc import Collection
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.shared.load import Load, Moment
+
+BUSY = 0.15
+"""Share of the cores' time, taken by other programs and by the host, from which no speed is
+judged."""
+TIMED = re.compile(
+    r"(s|ms|us|µs|min|x|times)\b|[^ ]+/s\b|.* a second\b|(% )?of (a core|processor time)\b"
+)
+"""Beginning of the unit of a speed, a time or a ratio of them. A ratio of anything else has the
+unit "ratio" or "share", a count that of the things counted."""
+RESULTS = (":!docs/benchmarks", ":!docs/benchmarks.md")
+"""Paths of results, as patterns of git that leave them out."""
+UNJUDGED = 3
+"""Exit code where some rows could not be judged and all others hold. A command line that cannot be
+read ends with 2."""
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -33,6 +54,7 @@ class Report:
     """Collects rows; prints them for people as they come, and as JSON at the end."""
 
     rows: list[Row] = field(default_factory=list)
+    began: Moment = field(default_factory=Moment.now)
 
     def add(self, *row: Any, **named: Any) -> Row:
         """One more :class:`Row`, said at once on stderr."""
@@ -48,27 +70,49 @@ class Report:
         return made
 
     def end(self, where: str | None, **more: Any) -> int:
-        """Write it; the exit code: 0 when every target holds."""
-        self.write(where, **more)
-        return 0 if all(row.holds is not False for row in self.rows) else 1
+        """Write it; the exit code: 0 when every target holds, :data:`UNJUDGED` when all that can be
+        judged hold, else 1."""
+        rows = self.write(where, **more)
+        unjudged = sum(row != before for row, before in zip(rows, self.rows, strict=True))
+        if any(row.holds is False for row in rows):
+            return 1
+        return UNJUDGED if unjudged else 0
 
-    def write(self, where: str | None, **more: Any) -> None:
-        """``-``: one JSON line on stdout; a path: that file; None: nothing. ``more``: other fields
-        of the object."""
-        if where is None:
-            return
+    def write(self, where: str | None, **more: Any) -> list[Row]:
+        """Write the rows so far, as they can be judged, and return them. ``-``: one JSON line on
+        stdout; a path: that file; None: nothing. ``more``: other fields of the object."""
+        load = Moment.now().load_since(self.began)
+        rows = judged(self.rows, load)
+        if rows != self.rows:
+            print(f"speeds are not judged: {load}", file=sys.stderr, flush=True)
         text = json.dumps(
             {
                 "commit": commit(),
                 "machine": machine(),
-                "results": [asdict(r) for r in self.rows],
+                "date": time.strftime("%Y-%m-%d", time.gmtime()),
+                "load": asdict(load),
+                "results": [asdict(r) for r in rows],
                 **more,
             }
         )
         if where == "-":
             print(text, flush=True)
-        else:
+        elif where is not None:
             Path(where).write_text(text + "\n")
+        return rows
+
+
+def judged(rows: Sequence[Row], load: Load) -> list[Row]:
+    """The rows as they can be judged under that load: speeds are not where the cores were busy with
+    other work."""
+    if load.others + load.stolen < BUSY:
+        return list(rows)
+    return [
+        replace(row, holds=None, target=f"{row.target}; not judged: {load}")
+        if row.holds is not None and TIMED.match(row.unit)
+        else row
+        for row in rows
+    ]
 
 
 def command_line(description: str | None) -> ArgumentParser:
@@ -95,21 +139,19 @@ def chosen(parser: ArgumentParser, words: str, parts: Collection[str]) -> list[s
 
 
 def commit() -> str:
-    """The commit measured, with ``+`` when the tree has changes; "unknown" outside a checkout."""
+    """The commit measured, with ``+`` when the tree has changes beside results; "unknown" outside a
+    checkout."""
     try:
-        name = subprocess.run(
-            ["git", "rev-parse", "--short=12", "HEAD"],
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=10,
-        )
-        dirty = subprocess.run(
-            ["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, timeout=10
-        )
+        name = _git("rev-parse", "--short=12", "HEAD")
+        changes = _git("status", "--porcelain", "--", ".", *RESULTS)
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
-    return (name.stdout.strip() + ("+" if dirty.stdout.strip() else "")) or "unknown"
+    return (name + "+" * bool(changes)) or "unknown"
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, timeout=10)
+    return done.stdout.strip()
 
 
 def machine() -> str:

@@ -5,6 +5,9 @@
 1  bytes before the chart library; first data and cost of five viewers, beside a canned daemon of
    200 peers in 12 cells and beside a real one; hostile names in Chromium (where it and playwright
    are installed); the same epoch and curve at two nodes of a swarm that trains
+
+Other parts of the window are benchmarks of their own: 2 ``pauses``, 3 ``ledger``, 5 ``installed``,
+6 ``demo``, 7 ``firsthour``.
 """
 
 import contextlib

@@ -81,7 +81,7 @@ def training(report: Report, steps: int, only: str, plot: Path | None) -> dict[s
         report.add(
             "5 bytes of DiLoCo, H 50",
             fewer,
-            "times fewer than data parallelism",
+            "ratio, data parallelism over DiLoCo",
             "",
             "50",
             abs(fewer - 50) < 1,

@@ -28,8 +28,9 @@ from node.averaging.strategies.strategy import (
 from node.data.order import SampleOrder
 from node.data.settings import OWN_MANIFEST, DataSettings
 from node.data.sources import Ids, open_data
+from node.model.kernels import rotate
 from node.model.settings import ModelSettings
-from node.model.stages import Rope, rotate
+from node.model.stages import Rope
 from node.outer.merging import moved, says
 from node.wire.coding.codecs import settle
 from node.wire.coding.formats import nbytes_of

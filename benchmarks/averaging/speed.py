@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
@@ -148,19 +148,27 @@ def speed(
     """Rows of item 1."""
     ways = [way for way in WAYS if not only or way[0] in only.split(",")]
     for world in worlds:
-        told: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
-        with ExitStack() as stack:
-            crews = {kind: Crew(kind, world, numbers) for kind in dict.fromkeys(k for k, _ in ways)}
-            for crew in crews.values():  # all have been started
-                stack.enter_context(crew)
-            for run in range(runs + 1):
-                for kind, codec in ways:
-                    result = crews[kind].round(codec)
-                    if run:
-                        told[kind, codec].append(result)
+        told = turns(ways, world, runs, numbers)
         for (kind, codec), rows in told.items():
             _one(report, kind, codec, world, numbers, rows)
         _targets(report, world, told)
+
+
+def turns(
+    ways: Sequence[tuple[str, str]], world: int, runs: int, numbers: int = NUMBERS
+) -> dict[tuple[str, str], list[dict[str, float]]]:
+    """Results of ``runs`` rounds of each way (kind and format), in turns, after one to warm up."""
+    told: dict[tuple[str, str], list[dict[str, float]]] = defaultdict(list)
+    with ExitStack() as stack:
+        crews = {kind: Crew(kind, world, numbers) for kind in dict.fromkeys(k for k, _ in ways)}
+        for crew in crews.values():  # all have been started
+            stack.enter_context(crew)
+        for run in range(runs + 1):
+            for kind, codec in ways:
+                result = crews[kind].round(codec)
+                if run:
+                    told[kind, codec].append(result)
+    return told
 
 
 def beside(

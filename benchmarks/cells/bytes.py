@@ -114,7 +114,7 @@ def rows(report: Report, root: Path, steps: int = STEPS) -> None:
         report.add(
             f"8 loss of 2-bit top-k, H {length}",
             times,
-            "times dense DiLoCo's",
+            "ratio to dense DiLoCo's",
             f"{what}; {', '.join(f'{x:.4f}' for x in sparse)} beside "
             f"{', '.join(f'{x:.4f}' for x in dense)}",
             f"at most {MOST_LOSS}",

@@ -138,7 +138,7 @@ def _epochs(report: Report, what: str, text: str, pairs: Pairs) -> None:
     report.add(
         f"3 {text}: epochs a second of the others",
         fmean(ratios),
-        "of the same run without it",
+        "x, beside the same run without it",
         f"{min(ratios):.3f} to {max(ratios):.3f} in {len(ratios)} cells",
         f"at least {1 - LOSS:g}",
         holds=fmean(ratios) >= 1 - LOSS,

@@ -160,7 +160,7 @@ def rows(report: Report, root: Path, only: str = ",".join(SETTINGS)) -> None:
         report.add(
             f"2 windows, {said}",
             got.windows[1],
-            "times that a cell put means in place",
+            "windows with a mean in place",
             f"{got.windows[0]} times it found partners",
             "more than 0",
             holds=got.windows[1] > 0,
@@ -180,7 +180,7 @@ def rows(report: Report, root: Path, only: str = ",".join(SETTINGS)) -> None:
         report.add(
             f"2 {SETTINGS['planned-33'][0]}, over {SETTINGS[name][0]}",
             max(ratios),
-            "ratio of epoch times, worst cell",
+            "x, worst cell",
             ", ".join(f"{mine:.2f} s over {theirs:.2f} s" for mine, theirs in both),
             "" if target is None else f"at most {target}",
             holds=None if target is None else max(ratios) <= target,
@@ -196,7 +196,7 @@ def _near(report: Report, ours: Measured, turns: Measured) -> None:
     report.add(
         f"2 {SETTINGS['near'][0]}, over {SETTINGS['turns-all'][0]}",
         alone / together,
-        "ratio of seconds for as many tokens",
+        "x, seconds for as many tokens",
         f"epochs of a cell's size a second: {together:.3f} and {alone:.3f}; the cells: "
         + "; ".join(", ".join(cell) for cell in ours.places),
         f"at most {target}",

@@ -32,7 +32,7 @@ from node.dht.topics import most_writers
 from node.scheduler.settings import SchedulerSettings
 from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
 from node.sim.swarm import SimSwarm
-from node.sim.watch import HistoryRecorder
+from node.sim.watch import Unchecked
 from node.sim.world.loop import bury, quiet
 from testbed.fakes.memory_directory import SEAL
 
@@ -91,28 +91,12 @@ class Counts:
             self.by = what
 
 
-class Quiet(HistoryRecorder):
-    """Checks nothing: what checkers cost is not what a daemon costs. Errors still end the run."""
-
-    def leader(self, peer: Any, machine: Any) -> Any:
-        return machine
-
-    member = pipeline = leader
-
-    def round(self, peer: Any, machine: Any) -> Any:
-        return machine
+class Quiet(Unchecked):
+    """Counts plans, and checks nothing: what checkers cost is not what a daemon costs."""
 
     def began(self, peer: Any, plan: Plan, listener: bool) -> None:
         if plan.leader == peer.name:
             self.counts["epochs" if plan.paths else "means" if plan.outer else "other plans"] += 1
-
-    def _nothing(self, *args: Any, **more: Any) -> None:
-        """Not checked."""
-
-    def gave(self, peer: Any, samples: Any, sums: Any, tokens: int) -> int:
-        return tokens
-
-    step = stepping = settling = restored = accept = _nothing
 
 
 class CellSwarm(SimSwarm):
@@ -163,7 +147,7 @@ def rows(report: Report, root: Path, sizes: Sequence[int] = SIZES) -> None:
         report.add(
             f"5 {what}: growth from {PEERS * sizes[0]} to {PEERS * sizes[-1]} peers",
             growth,
-            "times",
+            "ratio",
             f"{unit}: {beside}",
             f"at most {GROWTH}",
             holds=growth <= GROWTH,

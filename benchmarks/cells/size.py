@@ -35,7 +35,7 @@ def rows(report: Report, root: Path, base: str = BASE) -> None:
     report.add(
         f"10 statements of node/, over those of {base}",
         left / was,
-        "x",
+        "ratio",
         f"{left}, before {was}",
         f"at most {MOST}",
         holds=left / was <= MOST,

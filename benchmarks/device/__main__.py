@@ -1,4 +1,4 @@
-"""A device that never waits, fewer bytes between stages, boxes of several devices, tunnels.
+"""A device that never waits, fewer bytes between stages, boxes of several devices, tunnels, casts.
 
     python -m benchmarks.device --json -
     python -m benchmarks.device --only 1 --quick
@@ -9,6 +9,7 @@
 3  copies beside computations, with a double of a slow device
 4  the optimizer's step over two ranks of a box
 5  tunnels between peers behind routers, beside a direct pair (two minutes; root)
+6  weights cast to bf16 once an epoch, beside autocast (a minute)
 """
 
 import sys
@@ -21,12 +22,13 @@ PARTS = {
     "3": ("overlap",),
     "4": ("ranks",),
     "5": ("tunnels",),
+    "6": ("casts",),
 }
 """Number to modules of this package; each has ``rows(report, root)``."""
 
 
 def main() -> int:
-    return run_asked(__doc__, "benchmarks.device", PARTS, quick=("1", "2", "3", "4"))
+    return run_asked(__doc__, "benchmarks.device", PARTS, quick=("1", "2", "3", "4", "6"))
 
 
 if __name__ == "__main__":

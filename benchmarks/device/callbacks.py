@@ -26,8 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-import uvloop
-
+from benchmarks.shared.loops import read_lines, run_daemons, running_code
 from testbed.daemons import forks
 
 MODULE = "benchmarks.device.callbacks"
@@ -53,12 +52,7 @@ class Turn:
 
 def read_turns(home: Path, since: float, until: float) -> list[Turn]:
     """The callbacks between two Unix times that the daemon of this home has told, longest first."""
-    try:
-        lines = (home / FILE).read_text().splitlines()
-    except FileNotFoundError:
-        return []
-    found = [Turn(**json.loads(line)) for line in lines if line.endswith("}")]
-    within = [turn for turn in found if since <= turn.at <= until]
+    within = [turn for turn in read_lines(home / FILE, Turn) if since <= turn.at <= until]
     return sorted(within, key=lambda turn: -turn.seconds)
 
 
@@ -125,7 +119,7 @@ class CallbackMeter:
 
     def _look(self, number: int, frame: FrameType | None) -> None:
         if self._began and not self._where and time.thread_time() - self._began > SEEN_S:
-            self._where = running_code(frame)
+            self._where = running_code(frame, ours=4, libraries=2)
 
 
 def named(callback: Any) -> str:
@@ -137,34 +131,15 @@ def named(callback: Any) -> str:
     return str(getattr(callback, "__qualname__", callback))[:120]
 
 
-def running_code(frame: FrameType | None) -> str:
-    """The innermost functions, innermost first: at most two of libraries, four of the project."""
-    found: list[str] = []
-    ours = 0
-    while frame is not None and ours < 4:
-        path = frame.f_code.co_filename
-        name = f"{'/'.join(path.split('/')[-2:])}:{frame.f_code.co_name}"
-        if "/node/" in path and "site-packages" not in path:
-            ours += 1
-            found.append(name)
-        elif len(found) < 2:
-            found.append(name)
-        frame = frame.f_back
-    return " < ".join(found)
-
-
 def watch_every_daemon() -> None:
     """Measure the callbacks of every daemon that this process becomes."""
 
-    def watched(body: Coroutine[Any, Any, Any], **options: Any) -> Any:
-        words = sys.orig_argv
-        file = Path(words[words.index("--home") + 1]) / FILE
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    def measured(file: Path, body: Coroutine[Any, Any, Any], **options: Any) -> Any:
         CallbackMeter(file).install()
         with asyncio.Runner(loop_factory=asyncio.SelectorEventLoop, **options) as runner:
             return runner.run(body)
 
-    uvloop.run = watched
+    run_daemons(FILE, measured)
 
 
 if __name__ == "__main__":

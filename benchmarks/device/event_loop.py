@@ -15,7 +15,7 @@ from typing import Any
 
 from benchmarks.device.callbacks import MODULE, Turn, read_turns
 from benchmarks.report import Report
-from testbed.daemons.books import COMMITTED
+from testbed.daemons import books
 from testbed.daemons.fleet import Box, Hang, Peer, folder
 from testbed.daemons.forks import Forks
 from testbed.daemons.told import Told
@@ -52,8 +52,7 @@ WORST = 12
 
 def commits(peers: list[Peer]) -> list[Told]:
     """The commits that the leader told, one for each epoch, in order."""
-    found = {e.get("epoch"): e for p in peers for e in p.told() if e.kind == COMMITTED}
-    return [found[n] for n in sorted(found)]
+    return books.commits(e for p in peers for e in p.told())
 
 
 def measured(wire: str, epochs: int) -> dict[str, list[Turn]]:

@@ -30,7 +30,7 @@ from node.model.settings import ModelSettings
 from node.model.shapes import layers_of
 from node.pipeline.settings import forward_only_wire
 from node.wire.tensors import TensorReader, encode_measured, expected_head
-from testbed.daemons.books import COMMITTED
+from testbed.daemons import books
 from testbed.daemons.fleet import Box, Hang, Peer, folder
 from testbed.daemons.told import Told
 from testbed.networks.wan import Wan, why_not
@@ -167,8 +167,7 @@ def _measured(wan: Wan, box: Box, peers: list[Peer], skipped: int, epochs: int) 
 
 def commits(peers: list[Peer]) -> list[Told]:
     """The commits that the leader told, one for each epoch, in order."""
-    found = {e.get("epoch"): e for p in peers for e in p.told() if e.kind == COMMITTED}
-    return [found[n] for n in sorted(found)]
+    return books.commits(e for p in peers for e in p.told())
 
 
 def speed_rows(report: Report, quick: bool) -> None:
@@ -190,7 +189,7 @@ def speed_rows(report: Report, quick: bool) -> None:
     report.add(
         f"{ITEM} {line}: busy with bf16",
         round(usual.busy, 3),
-        "share",
+        "x",
         f"{usual.tokens_s:.1f} tokens/s over {usual.seconds:.0f} s",
         f">= {BUSY}",
         usual.busy >= BUSY,
@@ -201,7 +200,7 @@ def speed_rows(report: Report, quick: bool) -> None:
         report.add(
             f"{ITEM} {line}: tokens per second, {wire} over bf16",
             round(ratio, 3),
-            "ratio",
+            "x",
             said,
             f">= {least}",
             ratio >= least,

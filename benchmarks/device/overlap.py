@@ -1,5 +1,5 @@
-"""Micro-batches a second of a block stage whose device is slow to copy, with copies concurrent to
-computations and, in the same run, with synchronous lanes.
+"""Throughput of a block stage on a device that copies slowly, in micro-batches a second: with
+copies concurrent to computations, and in the same run with synchronous lanes.
 
 Part 3 of ``python -m benchmarks.device``. An ends peer and a block stage train in one process by
 real frames over gRPC; pipelines, device threads, arithmetic and codec are taken from the product.
@@ -131,7 +131,7 @@ def rows(report: Report, root: pathlib.Path | None = None, quick: bool = False) 
             f"{ITEM} {wire}, {about}: micro-batches a second over those that computing alone "
             "allows, every step in line",
             round(before, 3),
-            "share",
+            "x",
             f"{rates[False]:.1f} of {allowed:.1f} a second",
         )
         share = rates[True] / allowed
@@ -139,7 +139,7 @@ def rows(report: Report, root: pathlib.Path | None = None, quick: bool = False) 
             f"{ITEM} {wire}, {about}: micro-batches a second over those that computing alone "
             "allows, copies beside",
             round(share, 3),
-            "share",
+            "x",
             f"{rates[True]:.1f} of {allowed:.1f} a second",
             f">= {LEAST}",
             share >= LEAST,

@@ -1,5 +1,6 @@
-"""The optimizer's step over two ranks of a box, whose gradients and state stay in pieces, beside a
-step that gathers everything at rank 0: bits, bytes of each rank, and milliseconds.
+"""Comparison of two optimizer steps over the two ranks of a box: one leaves gradients and state in
+pieces, the other gathers everything at rank 0. Figures: equal bits, bytes of each rank, and
+milliseconds.
 
 Part 4 of ``python -m benchmarks.device``. The second rank is a process of this benchmark that
 carries out the product's commands and also says how many bytes it holds. The step that gathers
@@ -193,7 +194,7 @@ class Box:
         pieces = [t.piece for t in held if isinstance(t, CutTensor) and t.piece is not None]
         pieces += [t for t in held if isinstance(t, Tensor)]
         state = sum(t.untyped_storage().nbytes() for t in pieces)
-        return state, _bytes(self.local.gradients._sums)
+        return state, _bytes(self.local.gradients.sums)
 
 
 @contextmanager

@@ -154,7 +154,7 @@ def predicted(report: Report, root: Path) -> None:
                 report.add(
                     f"3 forecast over counted, {peer.label} {way}",
                     ratio,
-                    "x",
+                    "ratio",
                     text,
                     f"within {OFF:.0%}",
                     holds=abs(ratio - 1) <= OFF,
@@ -240,7 +240,7 @@ class Lab:
             for number, peer in enumerate(self.peers):
                 peer.child.arguments = (*peer.child.arguments, *self._more.get(number, ()))
                 peer.start()
-        except BaseException:
+        except BaseException:  # also a Ctrl-C: no namespace stays
             self.__exit__()
             raise
         return self

@@ -5,9 +5,13 @@ The block stage has everything that chooses a kernel: fewer key and value heads,
 and keys, documents that do not see each other.
 """
 
+import asyncio
+import time
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +19,13 @@ from torch import Tensor, nn
 from benchmarks.gpu.bench import Bench, differs
 from benchmarks.report import Report
 from node.app.capacity import LOGITS_MOST
+from node.kernels.trials import MicroBatch, choose_kernels
 from node.model.cost import LOGITS_AT_ONCE, flops_per_token
 from node.model.documents import NO_TARGET
+from node.model.kernels import EAGER, use
+from node.model.precision import Precision
 from node.model.settings import ModelSettings
-from node.model.stages import Ends, build
+from node.model.stages import Blocks, Ends, build
 from node.pipeline.visit_buffers import Autocast, StageMath, VisitBuffers
 from node.wire.tensors import encode
 from testbed.models.visits import arrived, visit
@@ -76,6 +83,7 @@ def rows(report: Report, device: str, rehearse: bool) -> None:
             f"{done / took / 1e12:.1f} TFLOP/s, {tokens / took:,.0f} tokens/s; "
             f"{tokens} tokens, {shape.layers} layers of {shape.d_model}",
         )
+    _kernels(report, bench, stage, (sequences, shape.seq_len))
     ratio = seconds["fp32"] / seconds["bf16 autocast"]
     report.add("6.c bf16 autocast: times as fast as fp32", ratio, "times")
     here = x.to(bench.device.device)
@@ -89,6 +97,26 @@ def rows(report: Report, device: str, rehearse: bool) -> None:
         "ms",
         f"{2 * x.nbytes / both / 1e9:.1f} GB/s, {2 * both / seconds['bf16 autocast']:.0%} of the "
         "time of a visit under autocast, which has two of each",
+    )
+
+
+def _kernels(
+    report: Report, bench: Bench, stage: Blocks | Ends, micro_batch: tuple[int, int]
+) -> None:
+    """The kernels that a daemon would choose for the stage. On a processor it tries none."""
+    began = time.monotonic()
+    precision = Precision(bench.device, "fp32")
+    work = MicroBatch(*micro_batch, documents=False)
+    with TemporaryDirectory() as home:
+        found = asyncio.run(
+            choose_kernels("auto", stage, bench.device, precision, work, Path(home))
+        )
+    use(stage, EAGER)
+    report.add(
+        "6.c kernels of a stage, chosen by measurement",
+        found.name,
+        found.said,
+        f"{time.monotonic() - began:.1f} s; problems: {'; '.join(found.problems) or 'none'}",
     )
 
 

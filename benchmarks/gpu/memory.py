@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from benchmarks.gpu.bench import Bench
 from benchmarks.report import Report
@@ -22,7 +21,7 @@ from node.core.journey import Version
 from node.core.numbers import human
 from node.manifest import Manifest, amended
 from node.model.cost import RECOMPUTE, Verdict, uncounted_shares
-from node.model.stages import build
+from node.model.stages import Blocks, Ends, build
 from node.optim.owner import Owner
 from node.pipeline.gradients import GradientSum, Share
 from node.pipeline.settings import PipelineLimits
@@ -91,11 +90,11 @@ def _run(shape: dict[str, int], mode: str) -> tuple[Manifest, Verdict]:
     return manifest, check_memory(config, manifest, 1, AMPLE, AMPLE)
 
 
-def _train(bench: Bench, manifest: Manifest, begun: nn.Module, mode: str) -> None:
+def _train(bench: Bench, manifest: Manifest, begun: Ends | Blocks, mode: str) -> None:
     m = manifest.model
     sequences = manifest.pipeline.micro_batch
     module = deepcopy(begun).to(bench.device.device)
-    state = StageState(module, 1)
+    state = StageState(module, 1, copies=module.keep_copies())
     owner = Owner(manifest.optimizer, 0)
     math = StageMath(module, "fp32", bench.autocast, recompute=mode)
     sums = GradientSum()

@@ -1,8 +1,11 @@
 """Part e: Muon's step: equal to the CPU's, operations a second beside a plain product, ways of
-multiplying that the rule chooses between, share of a training step."""
+multiplying that the rule chooses between, the rule that a daemon measures, share of a training
+step."""
 
+import threading
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from itertools import count
 
 import torch
@@ -13,10 +16,11 @@ from benchmarks.gpu.bench import Bench, differs
 from benchmarks.kernels import flops
 from benchmarks.report import Report
 from node.model.stages import build
-from node.optim.kernel_rule import CUDA, KernelRule
+from node.optim.kernel_rule import CUDA, KernelRule, rule_from
 from node.optim.newton_schulz import newton_schulz_all
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
+from node.optim.trials import measure, menu_of
 from node.pipeline.visit_buffers import StageMath
 from node.wire.tensors import to_host
 from testbed.models.visits import visit
@@ -44,6 +48,8 @@ BF16 = 0.05
 FP32 = 1e-3
 """Largest |difference| / |reference| of a step: bf16 rounds 2 % of the norm where the polynomial
 leaves singular values up to 30 % from 1 (gram.py); fp32 on two devices."""
+RULE_S = 20.0
+"""Most seconds that a daemon's first start on a card may measure."""
 MICRO_BATCHES = 16
 """Micro-batches in the epoch that a step is compared with."""
 LR = 0.02
@@ -60,6 +66,7 @@ def rows(report: Report, device: str, rehearse: bool) -> None:
         _timed(report, bench, many, shape, rate)
     _share(report, bench)
     _ways(report, bench)
+    _rule(report, bench, TINY["timed"] if rehearse else TIMED)
 
 
 def _compared(report: Report, bench: Bench, shape: Shape) -> None:
@@ -180,6 +187,39 @@ def _ways(report: Report, bench: Bench) -> None:
                 f"takes Gram from {CUDA.gram_aspect} and {CUDA.gram_from}",
             )
     report.add("6.e seconds for these ways", time.monotonic() - began, "s")
+
+
+def _rule(report: Report, bench: Bench, timed: Sequence[tuple[int, Shape]]) -> None:
+    """The rule that a daemon measures at its first start on this card, and steps by it beside steps
+    by the default one."""
+    began = time.monotonic()
+    menu = menu_of(bench.device)
+    rule = rule_from(measure(threading.Event(), bench.device), menu)
+    took = time.monotonic() - began
+    said = ", ".join(f"{name} {value}" for name, value in asdict(rule).items())
+    report.add(
+        "6.e seconds to measure the rule of this card",
+        took,
+        "s",
+        said,
+        f"at most {RULE_S:g}",
+        holds=None if bench.rehearse else took <= RULE_S,
+    )
+    for many, shape in timed:
+        matrices = [bench.normal(*shape, seed=i).to(bench.device.device) for i in range(many)]
+        seconds = [
+            bench.seconds(lambda by=by, ms=matrices: newton_schulz_all(ms, STEPS, True, rule=by), 5)
+            for by in (menu.usual, rule)
+        ]
+        ratio = seconds[0] / seconds[1]
+        report.add(
+            f"6.e {many} of {shape[0]}x{shape[1]}: by the default rule over the measured one",
+            ratio,
+            "times",
+            f"{1e3 * seconds[0]:.2f} and {1e3 * seconds[1]:.2f} ms",
+            "at least 0.95",
+            holds=None if bench.rehearse else ratio >= 0.95,
+        )
 
 
 always = replace(CUDA, stack_bf16_to=1 << 20, gram_from=1 << 20)

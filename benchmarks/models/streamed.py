@@ -139,7 +139,7 @@ def train(report: Report, root: Path, server: "Server", words: Path) -> None:
             box.goes_on(AFTER, 120.0)
         box.stop_all()
         told = sorted((t for p in peers for t in p.told()), key=lambda t: t.at)
-    except BaseException:
+    except Exception:
         print(box.story(), file=sys.stderr)
         raise
     finally:

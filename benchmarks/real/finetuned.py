@@ -72,7 +72,7 @@ def _compared(
     report.add(
         f"1 held out beside the best of {len(found)} runs in one process, {what}",
         last.loss_val / best,
-        f"times {best:.4f}, of the rate {rate:.2g} and the order {seed}",
+        f"ratio to {best:.4f}, of the rate {rate:.2g} and the order {seed}",
         "AdamW in one process at equal tokens: "
         + ", ".join(f"{r:.2g}/{s} {loss:.3f}" for (r, s), loss in found.items()),
         f"at most {CLOSE}",
@@ -90,7 +90,7 @@ def _too_large(report: Report, size: Size, root: Path) -> None:
     report.add(
         f"1 a rate {TIMES_TOO_LARGE} times the default is said to make the model worse",
         told,
-        f"times in the journal; held out {last.loss_val:.4f}, {last.loss_val_before:.4f} before; "
+        f"lines in the journal; held out {last.loss_val:.4f}, {last.loss_val_before:.4f} before; "
         f"status: {said or 'nothing'}",
         "",
         "1, and in the status",

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import transformers
 
+from benchmarks.real.moby_dick import moby_dick
 from benchmarks.real.pretrained import smollm2
 from benchmarks.report import Report
 from node.control.client import ControlClient
@@ -30,6 +31,10 @@ STAGES = 2
 THREADS = 2
 PROMPT, TOKENS = 500, 200
 """Tokens of the prompt, and of the text that is generated."""
+GUESSED = 8
+"""Tokens of a draft of the library."""
+AT = 5000
+"""Token of the novel with which its prompt begins."""
 TEXTS = 4
 ROUNDS = 3
 KILLED_AT = 100
@@ -62,9 +67,12 @@ def rows(report: Report, root: Path) -> None:
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(there, dtype=torch.float32)
     ids = tokenizer(STORY * 40)["input_ids"][:PROMPT]
     prompt = tokenizer.decode(ids)
+    passage = tokenizer.decode(tokenizer(moby_dick().read_text())["input_ids"][AT : AT + PROMPT])
+    novel = tokenizer(passage)["input_ids"]
     box, peers = swarm(root, there)
     try:
-        _at_rest(report, box, model, ids, prompt)
+        _at_rest(report, box, model, novel, passage, "of a novel")
+        _at_rest(report, box, model, ids, prompt, "that repeat themselves")
         _together(report, peers[0], prompt)
         _killed(report, peers, model, ids, prompt)
     finally:
@@ -72,14 +80,18 @@ def rows(report: Report, root: Path) -> None:
     _while_training(report, root / "training", there, prompt)
 
 
-def _at_rest(report: Report, box: Box, model: Any, ids: list[int], prompt: str) -> None:
+def _at_rest(report: Report, box: Box, model: Any, ids: list[int], prompt: str, what: str) -> None:
+    """Texts of a swarm that does nothing else. ``what``: the words of the prompt."""
     ours: list[float] = []
     theirs: list[float] = []
     wanted: list[int] = []
     found: dict[str, list[int]] = {}
+    guessing: list[float] = []
     for _ in range(ROUNDS):
         seconds, wanted = _library(model, ids)
         theirs.append(TOKENS / seconds)
+        seconds, _ = _library(model, ids, prompt_lookup_num_tokens=GUESSED)
+        guessing.append(TOKENS / seconds)
         for home in ("ends-0", named(1, "0")):
             said = _said(box, home, prompt)
             found[home] = said["tokens"]
@@ -87,17 +99,23 @@ def _at_rest(report: Report, box: Box, model: Any, ids: list[int], prompt: str) 
                 ours.append(said["tokens_per_s"])
     ratio = median(ours) / median(theirs)
     report.add(
-        f"3 tokens a second, {TOKENS} after a prompt of {len(ids)}",
+        f"3 tokens a second, {TOKENS} after {len(ids)} {what}",
         ratio,
         f"times those of transformers: {median(ours):.1f} and {median(theirs):.1f}",
         f"transformers.generate with its cache, {THREADS} threads",
         "at least 0.8",
         holds=ratio >= 0.8,
     )
+    report.add(
+        f"3 the same beside drafts of {GUESSED} tokens from the prompt",
+        median(ours) / median(guessing),
+        f"times those of transformers: {median(ours):.1f} and {median(guessing):.1f}",
+        "transformers.generate with prompt_lookup_num_tokens",
+    )
     for home, tokens in found.items():
         equal = sum(a == b for a, b in zip(tokens, wanted, strict=False))
         report.add(
-            f"3 equal greedy tokens, asked at {home}",
+            f"3 equal greedy tokens after {len(ids)} {what}, asked at {home}",
             equal,
             f"of {TOKENS}",
             "transformers.generate",
@@ -107,16 +125,23 @@ def _at_rest(report: Report, box: Box, model: Any, ids: list[int], prompt: str) 
 
 
 def _together(report: Report, ends: Peer, prompt: str) -> None:
-    """Several texts at once, beside one alone."""
-    one = median(_rate(ends, prompt, 1) for _ in range(ROUNDS))
-    four = median(_rate(ends, prompt, TEXTS) for _ in range(ROUNDS))
+    """Several texts at once, beside one alone. Drawn texts repeat little. One that repeats itself
+    has several tokens in a pass when it is alone already."""
+    one, four = _rates(ends, prompt, 1.0)
     report.add(
-        f"3 tokens a second of {TEXTS} texts at once",
+        f"3 tokens a second of {TEXTS} drawn texts at once",
         four / one,
         f"times those of one: {four:.1f} and {one:.1f}",
         "one text alone",
         "at least 2",
         holds=four >= 2 * one,
+    )
+    one, four = _rates(ends, prompt, 0.0)
+    report.add(
+        f"3 tokens a second of {TEXTS} texts that repeat themselves at once",
+        four / one,
+        f"times those of one: {four:.1f} and {one:.1f}",
+        "one text alone",
     )
 
 
@@ -239,12 +264,16 @@ def epochs_a_second(box: Box, ends: Peer, epochs: int) -> float:
     return epochs / (at[-1] - at[0])
 
 
-def _library(model: Any, ids: list[int]) -> tuple[float, list[int]]:
-    """Seconds and tokens of the library."""
+def _library(model: Any, ids: list[int], **more: Any) -> tuple[float, list[int]]:
+    """Seconds and tokens of the library; ``more``: settings of its generation."""
     began = time.monotonic()
     with torch.no_grad():
         out = model.generate(
-            torch.tensor([ids]), max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False
+            torch.tensor([ids]),
+            max_new_tokens=TOKENS,
+            min_new_tokens=TOKENS,
+            do_sample=False,
+            **more,
         )
     return time.monotonic() - began, out[0, len(ids) :].tolist()
 
@@ -257,24 +286,31 @@ def _said(box: Box, home: str, prompt: str) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
-def _request(prompt: str, tokens: int) -> GenerateRequest:
-    return GenerateRequest(prompt=prompt, max_tokens=tokens)
+def _request(prompt: str, tokens: int, temperature: float = 0.0, seed: int = 0) -> GenerateRequest:
+    return GenerateRequest(prompt=prompt, max_tokens=tokens, temperature=temperature, seed=seed)
 
 
-def _rate(peer: Peer, prompt: str, texts: int) -> float:
+def _rates(ends: Peer, prompt: str, temperature: float) -> tuple[float, float]:
+    """Tokens a second of one text, and of :data:`TEXTS` together."""
+    one = [_rate(ends, prompt, 1, temperature) for _ in range(ROUNDS)]
+    four = [_rate(ends, prompt, TEXTS, temperature) for _ in range(ROUNDS)]
+    return median(one), median(four)
+
+
+def _rate(peer: Peer, prompt: str, texts: int, temperature: float) -> float:
     """Tokens a second of all texts together, from their first token to the last."""
     begun = threading.Barrier(texts + 1)
 
-    def one(client: ControlClient) -> int:
+    def one(client: ControlClient, seed: int) -> int:
         count = 0
-        for piece in client.generate(_request(prompt, TOKENS // 2)):
+        for piece in client.generate(_request(prompt, TOKENS // 2, temperature, seed)):
             if not count and piece.HasField("token"):
                 begun.wait(WAIT_S)
             count += piece.HasField("token")
         return count
 
     with ControlClient(control_socket(peer.home)) as client, ThreadPoolExecutor(texts) as pool:
-        running = [pool.submit(one, client) for _ in range(texts)]
+        running = [pool.submit(one, client, seed) for seed in range(texts)]
         begun.wait(WAIT_S)
         began = time.monotonic()
         return sum(future.result() - 1 for future in running) / (time.monotonic() - began)

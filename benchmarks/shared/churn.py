@@ -18,12 +18,15 @@ from testbed.swarms.arena import Arena
 
 @dataclass
 class Churn:
-    """``protected``: labels that are never killed. ``given_up``: newcomers that ended before they
+    """``protected``: labels that are never killed. ``leading``: nobody dies but the leader.
+    ``invites``: newcomers that join by one invite. ``given_up``: newcomers that ended before they
     took part."""
 
     arena: Arena
     seed: int = 0
     protected: Sequence[str] = ()
+    leading: bool = False
+    invites: int = 1
     kills: list[tuple[float, str]] = field(default_factory=list)
     """Time and label of each killed peer."""
     postponed: int = 0
@@ -36,6 +39,7 @@ class Churn:
 
     def __post_init__(self) -> None:
         self._dice = random.Random(self.seed)
+        self._invite = ""
 
     def strike(self) -> str:
         """Kill one peer and send for another; returns the victim's label, "" when no peer could be
@@ -49,7 +53,7 @@ class Churn:
         self.kills.append((time.time(), victim.label))
         victim.kill()
         self.arena.forget(victim.label)
-        self._replace()
+        self._replace(victim.label)
         return victim.label
 
     def mind(self) -> None:
@@ -64,7 +68,8 @@ class Churn:
                 del self._waiting[label]
                 self.given_up.append(f"{label}: {peer.child.tail(3)}")
                 self.arena.forget(label)
-                self._replace()
+                self._invite = ""
+                self._replace(label)
 
     def _choose(self) -> Peer | None:
         standing = {
@@ -78,16 +83,26 @@ class Churn:
             for label, s in standing.items()
             if count[s.stage] > 1 and label not in self.protected
         )
+        if self.leading:
+            chief = self.arena.leader()
+            able = [label for label in able if self.arena.peers[label] is chief]
         return self.arena.peers[self._dice.choice(able)] if able else None
 
-    def _replace(self) -> None:
+    def _replace(self, dead: str) -> None:
+        """Send for a newcomer; its host is that of the dead peer."""
+        box = self.arena.box
+        if self._number % self.invites == 0 or not self._invite:
+            self._invite = self._invited()
         self._number += 1
         label = f"new-{self._number}"
-        box = self.arena.box
+        box.move(label, box.host(dead))
+        self.arena.add(box.invited(label, self._invite)).start()
+        self._waiting[label] = time.monotonic()
+
+    def _invited(self) -> str:
+        """An invite of any living peer. Raises Hang."""
         givers = [p for p in self.arena.peers.values() if p.status().state in WORKING]
         for giver in self._dice.sample(givers, len(givers)):
             with contextlib.suppress(Hang):
-                self.arena.add(box.newcomer(label, giver)).start()
-                self._waiting[label] = time.monotonic()
-                return
+                return self.arena.box.invite(giver)
         raise Hang("nobody gives an invite")

@@ -14,16 +14,23 @@ def run_asked(
     package: str,
     parts: Mapping[str, Sequence[str]],
     quick: Collection[str] = (),
+    drawn: Collection[str] = (),
 ) -> int:
     """Run the parts of ``package`` that the command line names; without ``--only`` all. Returns 0
-    when every target holds. ``quick``: numbers of the parts that ``--quick`` makes shorter."""
+    when every target holds. ``quick``: numbers of the parts that ``--quick`` makes shorter;
+    ``drawn``: those that ``--picture FILE`` draws."""
     parser = command_line(description)
     parser.add_argument("--only", default=",".join(parts), help="some of the numbers above")
     if quick:
         parser.add_argument("--quick", action="store_true", help=f"part {', '.join(quick)} shorter")
+    if drawn:
+        about = f"draw part {', '.join(drawn)}, .svg or .png"
+        parser.add_argument("--picture", type=Path, metavar="FILE", help=about)
     asked = parser.parse_args()
     report = Report()
-    more = {number: {"quick": asked.quick} for number in quick}
+    more: dict[str, dict[str, Any]] = {number: {"quick": asked.quick} for number in quick}
+    for number in drawn:
+        more.setdefault(number, {})["picture"] = asked.picture
     run_parts(report, package, parts, chosen(parser, asked.only, parts), more)
     return report.end(asked.json)
 

@@ -477,7 +477,7 @@ def rows(
     report.add(
         f"{name}: honest peers banned, refused or given up",
         attacked.harmed.total(),
-        "times",
+        "cases",
         _most(attacked.harmed),
         "0",
         holds=not attacked.harmed,
@@ -498,7 +498,7 @@ def rows(
     report.add(
         f"{name}: attackers refused",
         said["refused"],
-        "times",
+        "refusals",
         f"{said['calls']} calls, {said['sent'] / 2**20:.0f} MiB; {attacked.banned} of {keys} "
         f"banned; {answers}"[:600],
         "with the reason" + (", and banned" if attack.bans else ""),

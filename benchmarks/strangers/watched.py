@@ -18,6 +18,7 @@ from typing import Any
 
 import uvloop
 
+from benchmarks.shared.loops import read_lines, run_daemons, running_code
 from testbed.daemons import forks
 
 MODULE = "benchmarks.strangers.watched"
@@ -52,12 +53,7 @@ def blocked(due: float, now: float, cpu_before: float, cpu: float) -> float:
 
 def read_blocks(home: Path, since: float, until: float) -> list[Block]:
     """The blocks between two Unix times that the daemon of this home has told."""
-    try:
-        lines = (home / FILE).read_text().splitlines()
-    except FileNotFoundError:
-        return []
-    found = [Block(**json.loads(line)) for line in lines if line.endswith("}")]
-    return [block for block in found if since <= block.at <= until]
+    return [block for block in read_lines(home / FILE, Block) if since <= block.at <= until]
 
 
 class LoopWatch:
@@ -103,37 +99,22 @@ class LoopWatch:
             late = time.monotonic() - self._ticked
             busy = time.clock_gettime(self._clock) - self._cpu
             if not self._where and min(late, busy) > SEEN_S:
-                self._where = running_code(self._main)
-
-
-def running_code(thread: int) -> str:
-    """The innermost functions of the project that a thread runs, innermost first."""
-    frame = sys._current_frames().get(thread)  # pyright: ignore[reportPrivateUsage]
-    found: list[str] = []
-    while frame is not None and len(found) < 3:
-        path = frame.f_code.co_filename
-        if "/node/" in path and "site-packages" not in path:
-            found.append(f"{path.rpartition('/node/')[2]}:{frame.f_code.co_name}")
-        frame = frame.f_back
-    return " < ".join(found)
+                frame = sys._current_frames().get(self._main)  # pyright: ignore[reportPrivateUsage]
+                self._where = running_code(frame, ours=3)
 
 
 def watch_every_daemon() -> None:
     """Start a :class:`LoopWatch` in the event loop of every daemon that this process becomes."""
     run = uvloop.run
 
-    def watched(body: Coroutine[Any, Any, Any], **options: Any) -> Any:
-        words = sys.orig_argv
-        file = Path(words[words.index("--home") + 1]) / FILE
-        file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-
+    def watched(file: Path, body: Coroutine[Any, Any, Any], **options: Any) -> Any:
         async def both() -> Any:
             LoopWatch(file)
             return await body
 
         return run(both(), **options)
 
-    uvloop.run = watched
+    run_daemons(FILE, watched)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Measurements at scale and beside proven bounds: ``python -m benchmarks.proof``."""
