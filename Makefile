@@ -11,6 +11,7 @@ DEMO ?=
 TESTS ?= tests
 # libp2p and hivemind cannot be loaded by one process, so the observer's tests have one of their own.
 APART := tests/control/test_observer.py
+VIRTUAL := tests/sim
 BENCH ?=
 # The site's tools have an environment of their own: no test needs them.
 DOCS := .venv-docs
@@ -20,7 +21,7 @@ RELEASE ?=
 # Tests start some hundred processes of the same program: what one has compiled is there for the next.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test apart check format protos hashes reference docs bench release release-tools clean
+.PHONY: help setup demo test apart swarm virtual check format protos hashes reference docs bench release release-tools clean
 
 help:  ## show this list
 	@awk -F':.*## *' '/^[a-z]+:.*## /{printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -49,17 +50,23 @@ demo: setup  ## a whole swarm on this machine (options: make demo DEMO="--kill")
 	$(BIN)/tutti demo $(DEMO)
 
 # Checks need one core, and so do the observer's tests, after which all other test files are read once and so compiled
-# for the four that read them then. Tests with whole daemons come last, with nothing else beside them: two files at a
-# time.
+# for the four that read them then. Tests with whole daemons come last, two files at a time. They wait more than they
+# compute: tests in virtual time, which do not care how long anything takes, get what they leave of the cores.
 test: setup  ## everything a change must pass: check, then the tests (fewer: make test TESTS=tests/core)
 ifeq ($(TESTS),tests)
 	@$(MAKE) --no-print-directory -j 2 -O check apart
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not swarm" -n 4 --dist worksteal --ignore=$(APART)
-	$(BIN)/python -m pytest -m swarm -n 2 --dist loadfile --no-loadscope-reorder --durations 25 tests/swarm
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not swarm" -n 4 --dist worksteal --ignore=$(APART) --ignore=$(VIRTUAL)
+	@$(MAKE) --no-print-directory -j 2 -O swarm virtual
 else
 	@$(MAKE) --no-print-directory check
 	$(BIN)/python -m pytest $(TESTS)
 endif
+
+swarm: setup
+	$(BIN)/python -m pytest -m swarm -n 2 --dist loadfile --no-loadscope-reorder --durations 25 tests/swarm
+
+virtual: setup
+	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m pytest -n 2 --dist worksteal $(VIRTUAL)
 
 apart: setup
 	$(BIN)/python -m pytest $(APART)
@@ -98,9 +105,12 @@ hashes: setup  ## write hashes.txt anew after a change of constraints.txt
 		--no-header --no-annotate --no-emit-package torch constraints.txt; } > $(VENV)/hashes.txt
 	mv $(VENV)/hashes.txt hashes.txt
 
-bench: setup  ## run the benchmarks (one: make bench BENCH=pipeline)
+bench: setup  ## run the benchmarks and write docs/benchmarks.md (one: make bench BENCH=pipeline)
 	@found=$$($(BIN)/python -m benchmarks $(BENCH)); \
-	for name in $$found; do echo "== $$name"; $(BIN)/python -m benchmarks.$$name; done
+	for name in $$found; do \
+		echo "== $$name"; $(BIN)/python -m benchmarks.$$name --json docs/benchmarks/results/$$name.json; \
+	done
+	$(BIN)/python -m tools.measurements
 
 release: release-tools  ## build the files of a release into dist/; publishes nothing (RELEASE=--without-image)
 	$(RELEASING)/bin/python -m tools.release $(RELEASE)
