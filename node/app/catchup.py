@@ -26,10 +26,12 @@ SAID = 10
 """The journal reports every SAID-th attempt for the weights that failed; after the first SAID
 attempts the pauses are SAID times as long."""
 LOOKS = 20
-"""Looks for a lost stage in other cells. Each sees a sample of the cells, and their records take up
-to a minute to spread."""
+"""Looks for a lost stage in other cells after which the pauses between them are longer. Each look
+sees a sample of the cells, and their records take up to a minute to spread."""
 LOOK_PAUSE = 3.0
 """Pause between two looks, as a multiple of the pause between two downloads."""
+SLOWER = 10
+"""Factor by which the pauses are longer after the first LOOKS looks."""
 Elsewhere = Callable[[int], Awaitable[Mapping[PeerId, PeerEntry] | None]]
 """Looks for replicas of the stage in other cells, given the number of looks before. None where
 there can be none."""
@@ -108,6 +110,18 @@ def donors_of(presence: Presence, held: Mapping[PeerId, int], newest: int) -> li
     return sorted(chosen, key=lambda p: sha256(f"{presence.me}/{p}".encode()).digest())[:DONORS]
 
 
+async def _look_again(work: StageRuntime, journal: Journal, looks: int, retry_s: float) -> None:
+    """Wait until the next look for a lost stage: nobody in the own cell can train it, so this peer
+    has nothing else to do."""
+    if looks % LOOKS == 1:
+        text = f"nobody in this cell holds {stage_name(work.stage.stage)}: looks in other cells"
+        journal.emit("checkpoint", "looks-elsewhere", text, "warning")
+    pause = LOOK_PAUSE * retry_s
+    if looks > LOOKS:
+        pause *= SLOWER
+    await asyncio.sleep(pause)
+
+
 async def catch_up(
     work: StageRuntime,
     presence: Presence,
@@ -124,6 +138,9 @@ async def catch_up(
     The epoch that others hold is the one that most of them report. If this peer has worked with any
     of them, only those are asked: one stranger's word must not send a peer after parameters that do
     not exist.
+
+    Where the own cell trains and nobody in it holds the stage, this lasts until ``elsewhere`` finds
+    a peer of another cell that gives its parameters.
     """
     for version in reversed(work.local_checkpoints.versions()):
         try:
@@ -148,14 +165,17 @@ async def catch_up(
         lost = False
         if elsewhere is not None and not work.stage.version.epoch and (failed or not newest):
             seen = await elsewhere(looks)
+            looks += 1
+            # It has read the own cell again.
+            newest, held = _newest(work, presence.view.replicas(work.stage.stage))
             there, others = _newest(work, seen or {})
-            if there:
+            if there and (failed or not newest):
                 newest, held, lost = there, others, True
-            elif seen is not None and not newest and looks < LOOKS:
-                looks += 1
-                await asyncio.sleep(LOOK_PAUSE * retry_s)
+            elif seen is not None and not newest:
+                await _look_again(work, journal, looks, retry_s)
                 continue
-        tries += 1
+        if not lost:
+            tries += 1
         failed = not lost
         if newest <= work.stage.version.epoch:
             break
@@ -189,6 +209,9 @@ async def catch_up(
                 "error",
             )
             partial = Partial()
-        await asyncio.sleep(retry_s)
+        if lost:
+            await _look_again(work, journal, looks, retry_s)
+        else:
+            await asyncio.sleep(retry_s)
     # The first round it takes part in brings every fresh parameter anyway: it joins as a listener.
     await asyncio.to_thread(Partial(incoming).clear)

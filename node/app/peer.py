@@ -515,8 +515,11 @@ async def replicas_elsewhere(
     """The peers that host ``stage`` in a sample of the other cells, where the own cell trains
     without it. Each number of ``looks`` before draws another sample. None before anybody has
     trained, and in a run of one cell."""
-    trained = any(entry.body.epoch for entry in presence.view.others.values())
-    if not (manifest.averaging.peers and trained):
+    if not manifest.averaging.peers:
+        return None
+    # A peer that has just entered its cell may not have seen anybody there yet.
+    await presence.look()
+    if not any(entry.body.epoch for entry in presence.view.others.values()):
         return None
     first = first_cell(manifest.run_id)
     text = f"{presence.me}/{looks}"

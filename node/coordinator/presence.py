@@ -390,20 +390,28 @@ class Presence:
             self._changed.clear()  # a change during the reading is posted next
             began = self._clock.now()
             await self._own.post(self.cell)
-            wall = self._clock.wall()
             cell = self.cell
-            seen = await self._reader.read(cell)
+            await self.look()
             if cell != self.cell:
                 continue  # of the cell that this peer has just left
-            unchanged = self.sightings.read(seen, cell, wall)
-            self.pace.read(len(seen), unchanged=unchanged)
-            self.view = View({p: e for p, e in seen.items() if p != self.me}, self.cell)
-            for peer, entry in self.view.everybody.items():
-                self.sightings.meet(peer, entry, self._clock.now())
-            if self.view.everybody:
-                self.company.set()
             pause_s = self.pace.pause_s
             await self._pause(max(pause_s, REST * (self._clock.now() - began)))
+
+    async def look(self) -> None:
+        """Read the records of the own cell now, and show them in :attr:`view`; what is read of a
+        cell that this peer leaves meanwhile is dropped."""
+        wall = self._clock.wall()
+        cell = self.cell
+        seen = await self._reader.read(cell)
+        if cell != self.cell:
+            return
+        unchanged = self.sightings.read(seen, cell, wall)
+        self.pace.read(len(seen), unchanged=unchanged)
+        self.view = View({p: e for p, e in seen.items() if p != self.me}, self.cell)
+        for peer, entry in self.view.everybody.items():
+            self.sightings.meet(peer, entry, self._clock.now())
+        if self.view.everybody:
+            self.company.set()
 
     async def _pause(self, seconds: float) -> None:
         """Wait for ``seconds``, or less if something is known to have changed."""

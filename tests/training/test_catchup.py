@@ -125,22 +125,61 @@ async def test_a_stage_that_its_cell_has_lost_comes_from_another_cell(
     assert bool(c.events("from-another-cell")) == lost
 
 
-@pytest.mark.parametrize(("there", "looks"), [({}, 1 + LOOKS), (None, 1)])
-async def test_a_stage_that_nobody_has_is_looked_for_a_while(
-    rig: Any, tmp_path: Path, there: dict[str, Any] | None, looks: int
+@pytest.mark.parametrize("seen_after", [1, LOOKS + 2])
+async def test_a_stage_that_nobody_has_is_looked_for_until_somebody_does(
+    rig: Any, tmp_path: Path, seen_after: int
 ) -> None:
-    """Where there are other cells; then the peer takes part with what it has."""
+    """Also where the peer that was found cannot be reached."""
+    a, _, _ = await rig.trained("ab", 3)
     (c,) = await rig.add("c")
     asked: list[int] = []
 
-    async def elsewhere(looks: int) -> dict[str, Any] | None:
+    async def elsewhere(looks: int) -> dict[str, Any]:
         asked.append(looks)
-        return there
+        if looks < seen_after:
+            return {}
+        if looks < seen_after + TRIES + 1:
+            return Board(dead=(3, "training")).replicas(1)
+        return Board(a=(3, "training")).replicas(1)
 
     how: Any = {"given": "", "elsewhere": elsewhere}
     await catch_up(c.work, Board(), tmp_path / "in", c.journal, 0.0, **how)  # type: ignore[arg-type]
-    assert asked == list(range(looks))
+    assert asked == list(range(seen_after + TRIES + 2))
+    assert c.work.stage.version == a.work.stage.version
+    assert c.events("looks-elsewhere")
+
+
+async def test_a_peer_of_a_run_that_nobody_has_trained_does_not_look_elsewhere(
+    rig: Any, tmp_path: Path
+) -> None:
+    (c,) = await rig.add("c")
+
+    async def elsewhere(looks: int) -> None:
+        assert not looks
+
+    how: Any = {"given": "", "elsewhere": elsewhere}
+    await catch_up(c.work, Board(), tmp_path / "in", c.journal, 0.0, **how)  # type: ignore[arg-type]
     assert not c.work.stage.version.epoch
+
+
+@pytest.mark.parametrize("holds", [True, False])
+async def test_the_own_cell_is_read_before_a_stage_counts_as_lost(
+    rig: Any, tmp_path: Path, holds: bool
+) -> None:
+    """A peer that has just entered its cell has not seen anybody in it yet."""
+    a, _, _ = await rig.trained("ab", 3)
+    (c,) = await rig.add("c")
+    board = Board()
+
+    async def elsewhere(looks: int) -> dict[str, Any]:
+        if holds:
+            board.records = {"a": (3, "training")}
+        return Board(b=(3, "training")).replicas(1)
+
+    how: Any = {"given": "", "elsewhere": elsewhere}
+    await catch_up(c.work, board, tmp_path / "in", c.journal, 0.0, **how)  # type: ignore[arg-type]
+    assert c.work.stage.version == a.work.stage.version
+    assert bool(c.events("from-another-cell")) != holds
 
 
 async def test_a_checkpoint_is_kept_over_older_parameters_of_donors(
