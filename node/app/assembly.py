@@ -268,6 +268,8 @@ async def assemble(
         failed=tells_of_lost(device, on_error),
         # Ranks of several local devices are at the same place of a program.
         lanes=lanes_of(device.device) if local is None else None,
+        text_share=config.limits.text_share,
+        daemons=_sharing(device, pledges),
     )
     meter = PipelineMeter(journal, metrics)
     meter.steps.product_s = await asyncio.to_thread(device.tera_s)
@@ -416,6 +418,13 @@ def _recording(config: NodeConfig, journal: Journal) -> RecordingFile | None:
     recording = RecordingFile(expanded(config.node.record), ended)
     journal.emit("daemon", "recording", f"records its machines in {recording.path}")
     return recording
+
+
+def _sharing(device: Device, pledges: Pledges | None) -> Callable[[], int]:
+    """The number of daemons that share the processor of ``device``, now."""
+    if pledges is None or device.device.type != "cpu":
+        return lambda: 1
+    return pledges.count
 
 
 def _plan_memory(

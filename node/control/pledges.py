@@ -73,6 +73,12 @@ class Pledges:
                     found[pid] = found.get(pid, 0) + nbytes
         return left_by(found)
 
+    def count(self) -> int:
+        """Number of daemons of this machine that have a pledge, this one included."""
+        with contextlib.suppress(OSError):
+            return max(1, sum(path.name != LOCK for path in self.folder.iterdir()))
+        return 1
+
     def pledge(self, nbytes: int) -> None:
         """Tell the other daemons that this one takes ``nbytes`` at most, without its libraries. The
         first pledge blocks as :meth:`alone`."""

@@ -12,10 +12,11 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 from itertools import count
-from queue import PriorityQueue
+from queue import Empty, PriorityQueue
 from typing import Any, ParamSpec, TypeVar
 
 from node.model.lanes import Lanes, LaneThread, Mark
+from node.pipeline.text_budget import TextBudget
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -31,7 +32,8 @@ class Priority(IntEnum):
     TOKEN = -1
     """The next tokens of texts: short, and a person waits for them. They go before every other job,
     and long jobs let them in between two layers (:meth:`DeviceThread.breathe`). The other jobs go
-    on, however many token jobs arrive: only the ones that wait at that moment are let in."""
+    on, however many token jobs arrive: only the ones that wait at that moment are let in. Beside
+    training they have a share of the time (:class:`~node.pipeline.text_budget.TextBudget`)."""
     COMMIT = 0
     """Adding finished gradients: short, and frees memory."""
     BACKWARD = 1
@@ -43,13 +45,19 @@ class Priority(IntEnum):
     OTHER = 5
 
 
+TRAINING = {Priority.COMMIT, Priority.BACKWARD, Priority.LOSS, Priority.FORWARD}
+"""Priorities of the jobs that only a device that trains has."""
+
+
 @dataclass(slots=True, eq=False)
 class _Job:
     """``fn`` runs on the device thread. ``finish`` turns the value that ``fn`` returned into the
-    result, once the device has computed that far."""
+    result, once the device has computed that far. ``trains``: only a device that trains has such
+    jobs."""
 
     fn: Callable[[], Any]
     finish: Callable[[Any], Any] | None = None
+    trains: bool = False
     future: Future[Any] = field(default_factory=Future)
 
 
@@ -65,6 +73,9 @@ class DeviceThread(Executor):
     ``lanes``: the lanes of the device. If they copy concurrently, the thread issues a job that has
     a ``finish`` part, and begins the next job while that part copies the result down. Results
     arrive in the order in which their jobs were issued.
+
+    ``text_share``: the share of its time that texts have while the device trains. ``daemons``
+    returns the number of daemons that share the processor of this one.
     """
 
     def __init__(
@@ -74,6 +85,8 @@ class DeviceThread(Executor):
         backward_first: bool = True,
         failed: Callable[[BaseException], None] = lambda error: None,
         lanes: Lanes | None = None,
+        text_share: float = 1.0,
+        daemons: Callable[[], int] = lambda: 1,
     ) -> None:
         self.backward_first = backward_first
         self.lanes = lanes or Lanes()
@@ -91,6 +104,8 @@ class DeviceThread(Executor):
         self._queue = PriorityQueue[tuple[int, int, _Job | None]]()
         self._order = count()
         self._tokens: deque[_Job] = deque()
+        self._budget = TextBudget(text_share)
+        self._daemons = daemons
         self._waking = False
         """True while a job is queued that runs the TOKEN jobs if no other job lets them in."""
         self._closed = False
@@ -119,7 +134,7 @@ class DeviceThread(Executor):
         :meth:`close`."""
         if self._closed:
             raise RuntimeError("the device thread is closed")
-        job = _Job(fn, finish)
+        job = _Job(fn, finish, priority in TRAINING)
         if priority is Priority.TOKEN:
             self._tokens.append(job)
             if not self._waking:
@@ -150,11 +165,17 @@ class DeviceThread(Executor):
         return await asyncio.wrap_future(self._uploads.submit(fn))
 
     def breathe(self) -> None:
-        """Run the TOKEN jobs that wait now; later ones wait for the next call. Called by a long
-        job, on the device thread, where it can be interrupted: between two layers, forward or
-        backward."""
+        """Run the TOKEN jobs that wait now, as far as their share of the time goes; later ones wait
+        for the next call. Called by a long job, on the device thread, where it can be interrupted:
+        between two layers, forward or backward."""
         for _ in range(len(self._tokens)):
+            began = time.perf_counter()
+            if self._budget.wait_s(began):
+                return
+            worked = time.thread_time()
             self._run(self._tokens.popleft())
+            took = time.thread_time() - worked
+            self._budget.spend(began, took, time.perf_counter(), self._daemons())
 
     def _wake(self) -> None:
         self._waking = False
@@ -221,15 +242,31 @@ class DeviceThread(Executor):
             # The most urgent job is chosen only after the wait.
             self._wait_for_room()
             last = time.perf_counter()
-            _, _, job = self._queue.get()
+            job = self._next()
             if job is None:
+                while self._tokens:
+                    self._run(self._tokens.popleft())
                 return
             start = time.perf_counter()
             if not self._computes():
                 self.idle_s += max(0.0, start - max(last, self._drained))
             self.breathe()
             self._run(job)
+            if job.trains:
+                self._budget.train(time.perf_counter())
             del job  # an idle worker must not keep the last micro-batch's graph alive
+
+    def _next(self) -> _Job | None:
+        """Wait for the next job, None at the end. Where a TOKEN job has waited long enough before
+        any other job comes, the next job is the one that lets it in."""
+        timeout = None
+        if self._tokens:
+            timeout = self._budget.wait_s(time.perf_counter())
+        try:
+            _, _, job = self._queue.get(timeout=timeout)
+        except Empty:
+            return _Job(self._wake)
+        return job
 
     def _wait_for_room(self) -> None:
         """Wait until the device has at most :data:`AHEAD` issued jobs left."""

@@ -127,6 +127,13 @@ class PipelineLimits:
         least=0,
         most=1 << 50,
     )
+    text_share: float = setting(
+        0.2,
+        "Share of the device's time that texts take at most while this peer trains; daemons of one "
+        "machine share it, if they compute on its processor. 1: texts are never kept waiting.",
+        least=0.01,
+        most=1.0,
+    )
     recompute: str = setting(
         "auto",
         "Activations that a stage computes again in backward instead of keeping them: off, "

@@ -35,8 +35,10 @@ def test_others_are_counted_and_the_own_pledge_is_not(tmp_path: Path) -> None:
     two.pledge(GIB)
     two.pledge(2 * GIB)
     assert (one.others(), two.others(), three.others()) == (2 * GIB, 3 * GIB, 5 * GIB)
+    assert two.count() == 2
     one.close()
     one.close()
+    assert two.count() == 1
     assert three.others() == 2 * GIB
     two.close()
     assert [path.name for path in folder.iterdir()] in ([], [LOCK])

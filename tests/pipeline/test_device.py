@@ -1,6 +1,8 @@
 import asyncio
 import concurrent.futures
 import threading
+import time
+from functools import partial
 
 import pytest
 import torch
@@ -67,6 +69,42 @@ async def test_a_cancelled_waiter_takes_its_job_out(device):
     await asyncio.wrap_future(first)
     await device.run(lambda: None)
     assert ran == []
+
+
+def busy(seconds: float) -> None:
+    """Take processor time."""
+    until = time.thread_time() + seconds
+    while time.thread_time() < until:
+        pass
+
+
+@pytest.mark.parametrize(("share", "order"), [(0.01, "text train text"), (1.0, "text text train")])
+async def test_texts_have_their_share_of_a_device_that_trains(share: float, order: str) -> None:
+    device = DeviceThread(text_share=share)
+    ran: list[str] = []
+    gate = threading.Event()
+    await device.run(lambda: None, Priority.FORWARD)
+    begun = asyncio.Event()
+    tell = partial(asyncio.get_running_loop().call_soon_threadsafe, begun.set)
+    device.enqueue(Priority.FORWARD, lambda: (tell(), gate.wait()))
+    await begun.wait()
+    jobs = [device.enqueue(Priority.FORWARD, lambda: ran.append("train"))]
+    for _ in range(2):
+        job = device.enqueue(Priority.TOKEN, lambda: (busy(0.02), ran.append("text")))
+        jobs.append(job)
+    gate.set()
+    await asyncio.gather(*map(asyncio.wrap_future, jobs))
+    assert " ".join(ran) == order
+    device.close()
+
+
+async def test_texts_that_wait_for_their_share_are_done_before_the_device_ends() -> None:
+    device = DeviceThread(text_share=0.01, daemons=lambda: 100)
+    await device.run(lambda: None, Priority.FORWARD)
+    jobs = [device.enqueue(Priority.TOKEN, lambda: busy(0.02)) for _ in range(3)]
+    await asyncio.wrap_future(jobs[0])
+    device.shutdown()
+    assert all(job.done() and not job.cancelled() for job in jobs)
 
 
 @pytest.mark.parametrize("priority", [Priority.FORWARD, Priority.TOKEN])
