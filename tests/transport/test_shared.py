@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from asyncio.subprocess import Process
 from collections.abc import Callable
 from pathlib import Path
@@ -406,7 +407,11 @@ async def begin(here: Transport, peer: PeerId) -> None:
     """Open a connection, and share memory if both want to."""
     await here.ping(peer)
     here.leave(peer, memoryview(bytes(LEAST)))
-    await until(lambda: here.sharing._tried and not here.sharing._asking, 20)
+    shared = here.sharing
+    await until(
+        lambda: shared.shares(peer) or (shared._tried and not shared._asking),
+        20,
+    )
 
 
 async def sharing_pair(swarm, **options):
@@ -517,6 +522,28 @@ async def test_peers_that_ask_each_other_share_one_pair(swarm):
         data = os.urandom(LEAST)
         assert given(here, there, data) == data
         assert not said(here, "memory-not-shared")
+
+
+async def test_a_peer_whose_ask_is_being_accepted_is_not_asked(swarm, monkeypatch):
+    """Two pairs would come about, and each side might keep another one."""
+    a, b = introduce(await swarm(), await swarm())
+    await a.ping(b.peer_id)
+    waits = threading.Event()
+    taken = sharing.accept
+
+    def late(address: bytes, secret: bytes) -> Meeting:
+        waits.wait(20)
+        return taken(address, secret)
+
+    monkeypatch.setattr(sharing, "accept", late)
+    asks = asyncio.create_task(begin(b, a.peer_id))
+    await until(lambda: a.sharing._accepting, 20)
+    assert a.leave(b.peer_id, memoryview(bytes(LEAST))) is None
+    assert not a.sharing._asking
+    waits.set()
+    await asks
+    await until(lambda: a.sharing.shares(b.peer_id) and b.sharing.shares(a.peer_id), 20)
+    assert not a.sharing._accepting
 
 
 async def test_who_does_not_want_it_is_sent_bytes_as_before(swarm):

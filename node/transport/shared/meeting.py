@@ -25,7 +25,7 @@ ADDRESS = 16
 """Bytes of the name of a socket."""
 SECRET = 32
 """Bytes of a secret."""
-TIMEOUT_S = 3.0
+TIMEOUT_S = 10.0
 """Seconds for each message of an exchange."""
 _ASKING = b"asking"
 _ASKED = b"asked"

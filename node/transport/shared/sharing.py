@@ -62,6 +62,9 @@ class Sharing:
         self._inboxes: dict[tuple[PeerId, bytes], Inbox] = {}
         """Regions that peers write to, by the peer and the region's name."""
         self._asking: set[PeerId] = set()
+        self._accepting: set[PeerId] = set()
+        """Peers whose regions are being taken: who asked them as well would have two pairs, of
+        which each side might keep another one."""
         self._tried: Newest[PeerId, tuple[float, str]] = Newest(PEERS_KEPT)
         """When a peer was asked last, and why memory is not shared with it, "" if it is."""
 
@@ -154,7 +157,7 @@ class Sharing:
 
     def _want(self, peer: PeerId) -> None:
         """Ask a peer to share memory, if that may succeed and was not tried a moment ago."""
-        if not self.on or peer in self._asking or not self._near(peer):
+        if not self.on or peer in self._asking | self._accepting or not self._near(peer):
             return
         now = time.monotonic()
         if now - self._tried.get(peer, (-AGAIN_S, ""))[0] < AGAIN_S:
@@ -200,11 +203,14 @@ class Sharing:
 
     async def _accept(self, peer: PeerId, ask: ShareAsk) -> str:
         """The asked side of an exchange; returns why it failed, "" if it did not."""
+        self._accepting.add(peer)
         try:
             met = await asyncio.to_thread(accept, ask.address, ask.secret)
             self._keep(peer, met, ready=False)
         except (OSError, WireError) as e:
             return str(e) or "no answer in time"
+        finally:
+            self._accepting.discard(peer)
         return ""
 
     def _keep(self, peer: PeerId, met: Meeting, *, ready: bool) -> None:
