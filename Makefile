@@ -105,10 +105,11 @@ hashes: setup  ## write hashes.txt anew after a change of constraints.txt
 		--no-header --no-annotate --no-emit-package torch constraints.txt; } > $(VENV)/hashes.txt
 	mv $(VENV)/hashes.txt hashes.txt
 
-bench: setup  ## run the benchmarks and write docs/benchmarks.md (one: make bench BENCH=pipeline)
+bench: setup  ## run the benchmarks and write docs/benchmarks.md (one: BENCH=pipeline; a part of one: BENCH=real PART=3)
 	@found=$$($(BIN)/python -m benchmarks $(BENCH)); \
 	for name in $$found; do \
-		echo "== $$name"; $(BIN)/python -m benchmarks.$$name --json docs/benchmarks/results/$$name.json; \
+		echo "== $$name"; $(BIN)/python -m benchmarks.$$name $(if $(PART),--only $(PART)) $(WITH) \
+			--json docs/benchmarks/results/$$name$(if $(PART),.$(PART)).json; \
 	done
 	$(BIN)/python -m tools.measurements
 

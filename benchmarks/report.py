@@ -1,5 +1,5 @@
 """One object at the end of every benchmark: ``{commit, machine, results: [{name, value, unit, peer,
-target, holds}]}``, with the ``load`` meanwhile.
+target, holds}]}``, with the ``load`` meanwhile and the ``arguments`` of the command.
 
 Where other programs kept the cores busy, speeds are not judged: ``holds`` is None, and ``target``
 says so.
@@ -88,6 +88,7 @@ class Report:
         text = json.dumps(
             {
                 "commit": commit(),
+                "arguments": arguments(sys.argv[1:]),
                 "machine": machine(),
                 "date": time.strftime("%Y-%m-%d", time.gmtime()),
                 "load": asdict(load),
@@ -136,6 +137,18 @@ def chosen(parser: ArgumentParser, words: str, parts: Collection[str]) -> list[s
     if unknown := [word for word in named if word not in parts]:
         parser.error(f"--only {unknown[0]}: there are {', '.join(parts)}")
     return named
+
+
+def arguments(words: Sequence[str]) -> list[str]:
+    """The words of a command line without ``--json`` and its value."""
+    kept = list[str]()
+    given = iter(words)
+    for word in given:
+        if word == "--json":
+            next(given, None)
+        elif not word.startswith("--json="):
+            kept.append(word)
+    return kept
 
 
 def commit() -> str:

@@ -28,24 +28,36 @@ INTRODUCTION = """\
 <!-- Written by `make bench`. Figures belong into docs/benchmarks/results. -->
 
 Each table is what one command printed last: `make bench BENCH=NAME` runs it and writes this page
-anew. Ratios to something measured in the same run carry over to other machines; seconds do not.
+anew (one part of it: `PART=3`; shorter, where it can be: `WITH=--quick`). Ratios to something measured in the same run carry over to other machines; seconds do not.
 Where other programs kept the cores busy, speeds are not judged, and the row says so.
 [Earlier measurements](benchmarks/history.md) have their own page, with what was tried and dropped.
 """
 
 
 def page(results: Mapping[str, Mapping[str, Any]]) -> str:
-    """The page, from the object of each benchmark that has one, by name."""
+    """The page, from the object of each benchmark that has one, by name; of a part of a benchmark,
+    by ``NAME.PART``."""
     lines = [INTRODUCTION]
-    for name, result in sorted(results.items()):
+    for name, result in sorted(results.items(), key=_place):
         lines += _section(name, result)
-    missing = [f"`{name}`" for name in names() if name not in results]
+    run = {name.partition(".")[0] for name in results}
+    missing = [f"`{name}`" for name in names() if name not in run]
     if missing:
         lines += ["## Not run since this page is written by a program", "", ", ".join(missing), ""]
     return "\n".join(lines)
 
 
-def _section(name: str, result: Mapping[str, Any]) -> list[str]:
+def _place(kept: tuple[str, Mapping[str, Any]]) -> tuple[str, int, str]:
+    """Place on the page: parts of a benchmark by their numbers."""
+    name, _, part = kept[0].partition(".")
+    first = part.partition(",")[0]
+    return name, int(first) if first.isdigit() else 0, part
+
+
+def _section(kept: str, result: Mapping[str, Any]) -> list[str]:
+    name, _, part = kept.partition(".")
+    heading = f"{name}, part {part}" if part else name
+    command = " ".join([f"python -m benchmarks.{name}", *result.get("arguments", ())])
     load = result["load"]
     asked = [row for row in result["results"] if row["target"]]
     held = ""
@@ -62,9 +74,9 @@ def _section(name: str, result: Mapping[str, Any]) -> list[str]:
         for row in result["results"]
     ]
     return [
-        f"## {name}",
+        f"## {heading}",
         "",
-        f"{prose(_about(name))} `python -m benchmarks.{name}`, {result['date']}, commit "
+        f"{prose(_about(name))} `{command}`, {result['date']}, commit "
         f"{result['commit']}{held}. {prose(result['machine'])}; "
         f"meanwhile other programs took {load['others']:.0%} of the cores, the host "
         f"{load['stolen']:.0%}.",
@@ -90,7 +102,7 @@ def _about(name: str) -> str:
 
 
 def kept(directory: Path = RESULTS) -> dict[str, dict[str, Any]]:
-    """The object of each benchmark, by name. Raises ValueError for a file that is no result of a
+    """The object of each benchmark, by name, and of parts by ``NAME.PART``. Raises ValueError for a file that is no result of a
     benchmark, or of one that is gone."""
     return {file.stem: _result(file) for file in sorted(directory.glob("*.json"))}
 
@@ -100,7 +112,8 @@ def _result(file: Path) -> dict[str, Any]:
         found = json.loads(file.read_text())
     except ValueError:
         found = None
-    if file.stem not in names() or not isinstance(found, dict) or not found.keys() >= FIELDS:
+    name = file.stem.partition(".")[0]
+    if name not in names() or not isinstance(found, dict) or not found.keys() >= FIELDS:
         raise ValueError(f"{file} is not the result of a benchmark: remove it or measure again")
     return found
 

@@ -16,7 +16,7 @@ def test_the_page_is_written_from_the_results():
 
 def test_each_result_is_of_a_benchmark_and_of_a_committed_tree():
     for name, result in measurements.kept().items():
-        assert name in names()
+        assert name.partition(".")[0] in names()
         assert not result["commit"].endswith("+"), f"{name} was measured with changes"
         assert result["results"]
 
@@ -36,7 +36,12 @@ def test_a_row_that_does_not_hold_is_shown_as_such():
         "load": {"others": 0.5, "stolen": 0.0},
         "results": [{**row, "holds": False}, {**row, "target": "", "holds": None}],
     }
-    shown = measurements.page({"pipeline": json.loads(json.dumps(result))})
+    result = json.loads(json.dumps(result))
+    part = {**result, "arguments": ["--only", "3", "--quick"]}
+    shown = measurements.page({"pipeline": result, "proof.10": part, "proof.3": part})
+    assert "`python -m benchmarks.pipeline`" in shown
+    assert shown.index("## proof, part 3") < shown.index("## proof, part 10")
+    assert "`python -m benchmarks.proof --only 3 --quick`" in shown
     assert "| 1 speed | 0.5123 x | a \\| b | at least 1 | **no** |" in shown
     assert "0 of 1 rows hold" in shown
     assert "other programs took 50% of the cores" in shown
