@@ -28,8 +28,9 @@ INTRODUCTION = """\
 <!-- Written by `make bench`. Figures belong into docs/benchmarks/results. -->
 
 Each table is what one command printed last: `make bench BENCH=NAME` runs it and writes this page
-anew (one part of it: `PART=3`; shorter, where it can be: `WITH=--quick`). Ratios to something measured in the same run carry over to other machines; seconds do not.
-Where other programs kept the cores busy, speeds are not judged, and the row says so.
+anew (one part of it: `PART=3`; shorter, where it can be: `WITH=--quick`). Ratios to something
+measured in the same run carry over to other machines; seconds do not. Where other programs kept the
+cores busy, speeds are not judged, and the row says so.
 [Earlier measurements](benchmarks/history.md) have their own page, with what was tried and dropped.
 """
 
@@ -102,8 +103,8 @@ def _about(name: str) -> str:
 
 
 def kept(directory: Path = RESULTS) -> dict[str, dict[str, Any]]:
-    """The object of each benchmark, by name, and of parts by ``NAME.PART``. Raises ValueError for a file that is no result of a
-    benchmark, or of one that is gone."""
+    """The object of each benchmark, by name, and of parts by ``NAME.PART``. Raises ValueError for a
+    file that is no result of a benchmark, or of one that is gone."""
     return {file.stem: _result(file) for file in sorted(directory.glob("*.json"))}
 
 
