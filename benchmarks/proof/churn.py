@@ -6,7 +6,8 @@ Every few epochs a peer dies. Its gradients of that epoch are lost, and so is th
 its parts, except for the newest copy. A newcomer takes its place some epochs later and takes over
 parts from their living owners. Learning rate and momentum are found on a grid for the run without
 deaths and for the run with deaths, each on its own, on another text than the judged one. A third
-run has the same deaths and no copies: it shows how much the judged loss depends on momentum.
+run has the same deaths and no copies: it shows how much the judged loss depends on momentum. A
+fourth copies all state every epoch: the rest of its distance is that of the lost gradients.
 """
 
 import random
@@ -69,6 +70,8 @@ class Way:
 QUIET = Way(0, 0)
 COPIES = Way(EVERY, Manifest.default_demo().training.buddy_every)
 FORGETS = Way(EVERY, 0)
+CONTROL = Way(EVERY, 1)
+"""The same deaths, and no state that is older than an epoch: what is lost is gradients alone."""
 
 
 @dataclass(frozen=True)
@@ -232,8 +235,9 @@ def rows(report: Report, root: Path, quick: bool = False) -> None:
             best[way] = _tuned(report, way)
     runs: dict[Way, list[Ran]] = {}
     for seed in SEEDS[:1] if quick else SEEDS:
-        for way in (QUIET, COPIES, FORGETS):
-            m = manifest(best.get(way, best[QUIET]), seed)
+        for way in (QUIET, COPIES, CONTROL, FORGETS):
+            given = best[COPIES] if way is CONTROL else best.get(way, best[QUIET])
+            m = manifest(given, seed)
             text = text_of(m, m.pipeline.micro_batch, root)
             runs.setdefault(way, []).append(Cell(m, text, way, seed).run())
     forgets = _ratios(runs[FORGETS], runs[QUIET])
@@ -253,6 +257,13 @@ def rows(report: Report, root: Path, quick: bool = False) -> None:
         _said(runs[COPIES], copies),
         f"at most {MOST}",
         holds=max(copies) <= MOST,
+    )
+    control = _ratios(runs[CONTROL], runs[QUIET])
+    report.add(
+        "4 the same with a copy every epoch",
+        max(control),
+        "ratio, worst of the seeds",
+        _said(runs[CONTROL], control),
     )
 
 

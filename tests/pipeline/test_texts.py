@@ -20,9 +20,9 @@ from node.model import products
 from node.model.stages import build
 from node.model.text_cache import GROWTH, TextCache, Turn, text_bytes
 from node.pipeline import texts
-from node.pipeline.batcher import Batcher
 from node.pipeline.device import DeviceThread, Priority
 from node.pipeline.events import Claim, Direction
+from node.pipeline.forward_only.batcher import Batcher
 from node.pipeline.frames import frames
 from node.pipeline.texts import LATELY_S, TextKey, TextTable
 from node.wire.tensors import encode
@@ -590,8 +590,8 @@ def test_the_memory_that_is_set_aside_is_what_a_text_takes():
 @pytest.fixture
 def patient(monkeypatch):
     """An item waits for others as long as a test takes."""
-    monkeypatch.setattr("node.pipeline.batcher.PATIENCE_S", 600.0)
-    monkeypatch.setattr("node.pipeline.batcher.PATIENCE", 1e9)
+    monkeypatch.setattr("node.pipeline.forward_only.batcher.PATIENCE_S", 600.0)
+    monkeypatch.setattr("node.pipeline.forward_only.batcher.PATIENCE", 1e9)
 
 
 async def test_the_next_tokens_of_texts_under_way_wait_for_each_other(device, patient):
@@ -609,7 +609,7 @@ async def test_the_next_tokens_of_texts_under_way_wait_for_each_other(device, pa
 
 
 async def test_a_token_waits_for_a_part_of_a_pass_only(device, monkeypatch):
-    monkeypatch.setattr("node.pipeline.batcher.PATIENCE_S", 0.001)
+    monkeypatch.setattr("node.pipeline.forward_only.batcher.PATIENCE_S", 0.001)
     batcher = Batcher(device, list, lambda x: 1, 9, lambda priority: 3)
     assert [await batcher.run(item, Priority.TOKEN) for item in range(3)] == [0, 1, 2]
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.model.text_cache import TextCache
-from node.pipeline.batcher import Batcher
 from node.pipeline.device import Priority
+from node.pipeline.forward_only.batcher import Batcher
 from node.pipeline.frames import FrameReader, FrameShape, Incoming
 from node.pipeline.hops.ports import Host
 from node.pipeline.texts import IDLE_S, TextKey, TextTable
