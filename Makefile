@@ -51,7 +51,8 @@ demo: setup  ## a whole swarm on this machine (options: make demo DEMO="--kill")
 
 # Checks need one core, and so do the observer's tests, after which all other test files are read once and so compiled
 # for the four that read them then. Tests with whole daemons come last, two files at a time. They wait more than they
-# compute: tests in virtual time, which do not care how long anything takes, get what they leave of the cores.
+# compute: tests in virtual time, which do not care how long anything takes, get what they leave of the cores, and so
+# have more time than others before they count as hanging.
 test: setup  ## everything a change must pass: check, then the tests (fewer: make test TESTS=tests/core)
 ifeq ($(TESTS),tests)
 	@$(MAKE) --no-print-directory -j 2 -O check apart
@@ -63,10 +64,10 @@ else
 endif
 
 swarm: setup
-	$(BIN)/python -m pytest -m swarm -n 2 --dist loadfile --no-loadscope-reorder --durations 25 tests/swarm
+	$(BIN)/python -m pytest -m swarm -n 2 --dist loadfile --no-loadscope-reorder --timeout 400 --durations 25 tests/swarm
 
 virtual: setup
-	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m pytest -n 2 --dist worksteal $(VIRTUAL)
+	OMP_NUM_THREADS=1 nice -n 19 $(BIN)/python -m pytest -n 2 --dist worksteal --timeout 900 $(VIRTUAL)
 
 apart: setup
 	$(BIN)/python -m pytest $(APART)

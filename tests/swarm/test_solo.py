@@ -34,10 +34,8 @@ def test_a_bare_start_trains_can_be_joined_and_leaves_nothing(box, monkeypatch):
     box.wait("the first epoch", trains, 120.0, (first,))
     said = first.said()
     status = first.status()
-    assert "children" in reasons
-    # On a busy machine a stage that has loaded may not be reached at once, and that is told.
-    usual = [fine for cause, fine in reasons.items() if cause != "ways"]
-    assert all(usual), "its own stages load: nobody has to be invited for them"
+    assert reasons["children"]
+    assert reasons.get("stages", True), "its own stages load: nobody has to be invited for them"
     # With the process itself the plan is comparable to the memory used.
     planned = status.memory_process + status.memory_planned
     assert 0.5 < planned / status.memory_used < 1.5

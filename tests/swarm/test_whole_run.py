@@ -38,7 +38,7 @@ def test_status_matches_the_run(swarm):
     peer = swarm.made["stage-1-0"]
     swarm.wait(
         "an epoch to count there",
-        lambda: (s := peer.status()).tokens > 0 and s.loss > 0,
+        lambda: (s := peer.status()).tokens > 0 and s.loss > 0 and s.micro_batches > 0,
         must_run=(peer,),
     )
     said = document(swarm.tutti("status", "--json", home="stage-1-0"))
