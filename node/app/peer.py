@@ -427,6 +427,10 @@ class Peer(ABC, Generic[S]):
         if not self.draining and not self.ending:
             self.moved = True
             self.stop(f"moving to {to}")
+            return
+        self.to_stage = None
+        if self.presence is not None:
+            self.presence.changed()
 
     def joins(self, cell: CellId) -> None:
         """The own cell cannot go on: this peer begins anew in that one, without parameters."""
@@ -457,7 +461,8 @@ class Peer(ABC, Generic[S]):
                 await leave(a, "drain", timeout_s or DRAIN_S)
             except TimeoutError as e:
                 self.draining = False
-                a.training.stay()
+                if self.to_stage is None:
+                    a.training.stay()
                 raise TimedOut(
                     f"the epoch did not end in {timeout_s:.0f} s", "try again, or tutti stop"
                 ) from e

@@ -165,7 +165,7 @@ class Admission:
             return Refusal(Ground.ELSEWHERE, why)
         if came.work:
             return Refusal(Ground.FAULT, f"invalid plan: {came.work}")
-        if why := self.changes.refuses(plan, came.rules) or _undoes(plan, here):
+        if why := self.changes.refuses(plan, came.rules) or undoes(plan, here):
             return Refusal(Ground.OUTDATED, why)
         return self._unsupported(plan, came.warrant, here)
 
@@ -184,7 +184,7 @@ class Admission:
         return None
 
 
-def _undoes(plan: Proposal, here: Here) -> str:
+def undoes(plan: Proposal, here: Here) -> str:
     """The reason to refuse a new leader's plan if it would undo a version that this peer has
     reported as committed to the previous leader; "" otherwise. Others may have committed the same
     version, and together that may be a commit, so the new leader must hear of it first."""

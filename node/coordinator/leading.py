@@ -265,6 +265,7 @@ class Leading:
         """Deliver a note. Returns the peer if it accepted, else None."""
         me = self._kit.me
         send = self._messenger.send_with_retry
+        about = event.plan_hash if isinstance(event, ev.RoundArrived) else event.plan.hash
         try:
             if peer == me:
                 reason = await self._own.happens(event)
@@ -272,6 +273,7 @@ class Leading:
                 reason = await send(peer, note, TELL_TIMEOUT_S, stands_s)
         except PeerFault as e:
             reason = e.reason
+            about = ""
         if reason is not None:
             self._kit.journal.emit(
                 "training", "note-refused", f"peer {short(peer)}: {reason}", "warning", peer=peer
@@ -279,6 +281,6 @@ class Leading:
             if peer == me and isinstance(event, ev.PlanArrived):
                 self.lead(ev.Declined(event.plan.hash, reason))
             else:
-                self.lead(ev.Unreachable(peer))
+                self.lead(ev.Unreachable(peer, plan_hash=about))
             return None
         return peer

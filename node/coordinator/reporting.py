@@ -18,6 +18,7 @@ from node.coordinator.statements import Statements
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
 from node.core.journey import Plan, Version
+from node.core.newest import Newest
 from node.epoch import events as ev
 from node.epoch.pace import (
     ACCUSE_EVERY_S,
@@ -30,6 +31,7 @@ from node.epoch.pace import (
     TICK_S,
     beat_s,
 )
+from node.identity.faults import PEERS_KEPT
 from protos import training_pb2 as pb
 
 PAUSE_S = 5.0
@@ -194,7 +196,7 @@ class Reporting:
         self._novelty = Novelty(kit.clock.now())
         self._order: dict[PeerId, asyncio.Lock] = {}
         """Locks of the leaders: one message to each at a time."""
-        self._accused: dict[PeerId, float] = {}
+        self._accused: Newest[PeerId, float] = Newest(PEERS_KEPT)
         self._hurry = asyncio.Event()
         self._looking: set[PeerId] = set()
         """Ends peers that are called because nobody leads."""
@@ -306,8 +308,11 @@ class Reporting:
         now = self._kit.clock.now()
         if plan is None or now - self._accused.get(peer, -1e9) < ACCUSE_EVERY_S:
             return
+        leads = peer == self._candidacy.leader_id()
+        if not leads and plan.member(peer) is None:
+            return
         self._accused[peer] = now
-        if peer == self._candidacy.leader_id():
+        if leads:
             self.hurry()  # nobody else can be told: the next heartbeat shows whether it lives
             return
         note = pb.Note(epoch=plan.epoch, term=plan.term, fault=pb.FaultNote(about=peer))

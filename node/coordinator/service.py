@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from node.consensus.admission import Admission, Ground, Here, Refusal
+from node.consensus.admission import Admission, Ground, Here, Refusal, undoes
 from node.consensus.equivocation import DoubleVote
 from node.consensus.rules import ChangeStatus, Rules
 from node.consensus.terms import Terms
@@ -394,7 +394,15 @@ class Training(rpc.TrainingServicer):
             return found.reason
         self.candidacy.election.forgive(peer)
         self.credit.heard(found, note)
-        return await self.following.told(ev.PlanArrived(found))
+
+        def undone() -> str:
+            # The work of another leader's plan may have been committed since it was admitted.
+            why = undoes(found, self._here())
+            if why:
+                self.reporting.hurry()
+            return why
+
+        return await self.following.told(ev.PlanArrived(found), undone)
 
     def _here(self) -> Here:
         """This peer, as the receiver of a plan."""

@@ -158,10 +158,12 @@ class MoveRefused:
 class Unreachable:
     """A call to this peer failed, or a probe of it did. ``since``: clock when the last attempt
     began; a later message from the peer shows that it lives. Without ``since`` the peer is of no
-    use for this epoch even if it lives."""
+    use for this epoch even if it lives. ``plan_hash``: the peer lives, and has refused what belongs
+    to this plan; "" where it has not answered."""
 
     peer: PeerId
     since: float = math.inf
+    plan_hash: str = ""
 
 
 @dataclass(frozen=True)

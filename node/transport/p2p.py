@@ -369,10 +369,11 @@ class P2pDaemon:
                     f"{name} of {short(stream.peer)}: {e}",
                     level="debug",
                 )
-            finally:
-                places.leave(stream)
-                self._incoming -= Counter([stream.peer])
-                stream.writer.close()
+
+        def left(stream: _Stream) -> None:
+            places.leave(stream)
+            self._incoming -= Counter([stream.peer])
+            stream.writer.close()
 
         async def enter(
             info: StreamInfo, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -389,6 +390,8 @@ class P2pDaemon:
                 taken.evicted.end()
             self._incoming[stream.peer] += 1
             stream.task = self._tasks.spawn(host(stream, reader), f"stream {short(stream.peer)}")
+            # A task that is cancelled before its first step would close nothing itself.
+            stream.task.add_done_callback(lambda _: left(stream))
 
         self._entrances[name] = enter
 

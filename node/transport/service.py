@@ -631,9 +631,14 @@ class Transport:
         """End the incoming connections that nobody needs, and those beyond a stranger's share."""
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            if len(descriptors()) <= FEW:
+            present = None
+            # Without a descriptor left nothing can be counted; others may have ended by the next
+            # look.
+            with contextlib.suppress(OSError):
+                if len(descriptors()) > FEW:
+                    present = await asyncio.to_thread(incoming, self._port)
+            if present is None:
                 continue
-            present = await asyncio.to_thread(incoming, self._port)
             for connection in self._connections.look(present, time.monotonic()):
                 if hang_up(connection):
                     self.refusals.count("connection", connection.remote[0])

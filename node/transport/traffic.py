@@ -332,9 +332,9 @@ class Beside:
 
 def read_io(pid: int) -> tuple[int, int] | None:
     """Bytes that a process of ours has read and written so far, sockets included; None where the
-    system does not tell."""
+    system does not tell, or this process has no descriptor left to ask it."""
     try:
         moved: Any = psutil.Process(pid).io_counters()
         return moved.read_chars, moved.write_chars
-    except (psutil.Error, AttributeError):
+    except (psutil.Error, OSError, AttributeError):
         return None

@@ -20,7 +20,7 @@ from node.app.peer import Peer
 from node.averaging.strategies.outer import OuterSettings
 from node.config import MOVED, NodeConfig
 from node.consensus.rules import ChangeStatus, Rules
-from node.core.errors import UsageFault
+from node.core.errors import TimedOut, UsageFault
 from node.core.ids import CellId
 from node.core.journey import Version
 from node.manifest import Manifest
@@ -215,6 +215,32 @@ async def test_a_drain_meanwhile_wins(d: FakeDaemon) -> None:
     await d.idle()
     assert not d.moved
     assert not any(line.startswith("stop") for line in d.log)
+
+
+async def test_a_drain_that_fails_beside_a_move_leaves_the_peer_where_it_was(
+    d: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer, "MOVE_S", 0.01)
+    d.asked(2)
+    d.assembled.training.stay = lambda: d.log.append("stay")
+    with pytest.raises(TimedOut):
+        await d.drain(0.1)
+    await d.idle()
+    assert (d.going, d.to_stage, d.moved) == (False, None, False)
+    assert d.log[-1] == "stay"
+
+
+async def test_a_drain_that_fails_before_a_move_does_not_end_the_leaving_of_the_move(
+    d: FakeDaemon,
+) -> None:
+    d.asked(2)
+    d.assembled.training.stay = lambda: d.log.append("stay")
+    with pytest.raises(TimedOut):
+        await d.drain(0.01)
+    assert "stay" not in d.log
+    d.calm.set()
+    await d.idle()
+    assert d.moved
 
 
 async def test_a_peer_that_is_asked_to_end_does_not_move(d: FakeDaemon) -> None:

@@ -208,7 +208,7 @@ def test_a_sign_of_life_is_told_from_nobody(
 ) -> None:
     def outcome(address: str, nonce: bytes = b"") -> Outcome:
         with pytest.raises(Unreachable) as caught:
-            ask(address, ping(nonce), timeout=3)
+            ask(address, ping(nonce), timeout=6)
         return caught.value.outcome
 
     for nonce in (b"silence", b"cut", b"noise"):

@@ -87,7 +87,7 @@ class Swarm:
         knobs: dict[str, Any] = {
             "rejoin_s": 0.05,
             "rejoin_max_s": 0.2,
-            "lookup_timeout_s": 3.0,
+            "lookup_timeout_s": 20.0,
         } | settings
         directory = Directory(
             identity,

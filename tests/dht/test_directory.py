@@ -242,9 +242,14 @@ async def test_postings_outlive_a_p2pd_and_are_not_posted_again(swarm) -> None:
     topics = ["outer/1/all", "outer/1/2.0", "cells/1f", "cell/00112233445566ff"]
     posted = await asyncio.gather(*(one.post(topic, topic.encode(), 300.0) for topic in topics))
     assert all(posted)
-    looks = await asyncio.gather(*(other.look(topic) for topic in topics))
-    assert [[p.body for p in found.values()] for found in looks] == [[t.encode()] for t in topics]
-    first = looks[0][one.me]
+
+    async def all_heard() -> bool:
+        looks = await asyncio.gather(*(other.look(topic) for topic in topics))
+        bodies = [[p.body for p in found.values()] for found in looks]
+        return bodies == [[topic.encode()] for topic in topics]
+
+    assert await eventually(all_heard)
+    first = (await other.look(topics[0]))[one.me]
     for _ in range(5):  # in which the own record would be refreshed
         await asyncio.sleep(one._settings.refresh_s)
         assert (await other.look(topics[0]))[one.me] == first

@@ -360,7 +360,7 @@ async def test_of_streams_that_come_in_a_burst_two_are_read(swarm):
             ended.append(number)
 
     going = [asyncio.ensure_future(read(number)) for number in range(5)]
-    await until(lambda: len(ended) == 3, 3)
+    await until(lambda: len(ended) == 3, 30)
     assert ended == [0, 1, 2]
     for task in going:
         task.cancel()
@@ -415,7 +415,7 @@ async def test_forward_only_work_leaves_training_half_of_the_stash(swarm, plan):
 
 async def test_forward_only_work_ends_whatever_deadline_it_says(make_swarm):
     swarm, plan = await begun(
-        make_swarm(forward_timeout_s=0.2).fill(replicas=2), 2, choose=lambda i, s: "a"
+        make_swarm(forward_timeout_s=2.0).fill(replicas=2), 2, choose=lambda i, s: "a"
     )
     for replica in ("s2a", "s2b"):  # they answer BUSY for ever
         busy = swarm.pipelines[replica].stash
@@ -433,10 +433,11 @@ async def test_a_frame_that_breaks_off_is_nobodys_fault(swarm, plan, how):
     call = PipelineStub(await swarm.net.transports["s0a"].channel("s1a")).Forward()
     await call.write(pb.Frame(head=head(plan)))
     await call.write(pb.Frame(chunk=bytes(1024)))
-    await asyncio.sleep(0.1)
+    s1a = swarm.pipelines["s1a"]
+    await until(lambda: s1a.stash.used, 60)
     if how == "cancelled":
         call.cancel()
-        await asyncio.sleep(0.2)
+        await until(lambda: not s1a.stash.used, 60)
     else:
         await call.done_writing()
         assert [r.verdict async for r in call] == [pb.REFUSED]

@@ -15,8 +15,9 @@ from testbed.swarms.broken import CASES, PORT, BrokenLab, Case
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(240)]
 
-LIMIT_S = 10.0
-"""Longest time in s of a command, as the command itself measures it."""
+LIMIT_S = 30.0
+"""Longest time in s of a command, as the command itself measures it. It ends by a bound of its own
+of 9.5 s, to which a busy machine adds some; a wait without a bound would add a minute."""
 
 
 @pytest.fixture(scope="module")

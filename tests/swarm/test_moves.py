@@ -4,6 +4,8 @@ address."""
 import psutil
 import pytest
 
+from testbed.daemons.fleet import START_S
+
 pytestmark = pytest.mark.swarm
 
 
@@ -32,6 +34,7 @@ def test_three_and_one_become_two_and_two(box) -> None:
     box.wait(
         "the mover in its new stage",
         lambda: mover.status().stage == 2 and mover.status().state == "training",
+        START_S,
     )
     pid, born, key, addresses = before[mover.label]
     process = psutil.Process(mover.pid)

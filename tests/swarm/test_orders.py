@@ -27,7 +27,7 @@ def test_the_owner_pauses_resumes_and_ends_a_run(box) -> None:
 
     # One is away while the order is given; it learns it when it returns.
     assert away.end() == 0
-    done = box.tutti("swarm", "pause", "--reason", WHY, "--in", "6s", home=owner.label)
+    done = box.tutti("swarm", "pause", "--reason", WHY, "--in", "20s", home=owner.label)
     assert (done.returncode, done.stderr) == (0, "")
     for peer in (owner, stays):
         box.wait(f"{peer.label} to be paused", lambda p=peer: p.status().state == "paused")
@@ -65,9 +65,9 @@ def test_the_owner_pauses_resumes_and_ends_a_run(box) -> None:
     box.digests_equal()
 
     # An end is told by a typed fault to who comes back, and all daemons that ran end with code 0.
-    done = box.tutti("swarm", "end", "--yes", "--reason", "done", "--in", "6s", home=owner.label)
+    done = box.tutti("swarm", "end", "--yes", "--reason", "done", "--in", "20s", home=owner.label)
     assert done.returncode == 0, done.stderr
-    assert {p.label: p.wait(60.0) for p in peers} == {p.label: 0 for p in peers}
+    assert {p.label: p.wait(90.0) for p in peers} == {p.label: 0 for p in peers}
     for peer in peers:
         [event] = peer.events("run-ended")
         assert ("tutti export DIR" in without_home(event["text"])) is (peer is owner)

@@ -152,3 +152,14 @@ def test_late_work_excuses_no_liar(monkeypatch: pytest.MonkeyPatch) -> None:
     conduct.inspect(Plan(1, 1, B, (), (), {}), SEED, {}, 0.0)
     assert conduct.excuse(A, "a plan", 1.0) == []
     assert conduct.on_probation(rules.LIAR_S - 1.0) == {A}
+
+
+def test_late_work_after_a_lie_excuses_no_liar(monkeypatch: pytest.MonkeyPatch) -> None:
+    conduct = Conduct()
+    monkeypatch.setattr(Inspection, "judge", lambda *_: [Liar(A, "lies")])
+    conduct.inspect(Plan(1, 1, B, (), (), {}), SEED, {}, 0.0)
+    conduct.cost(A, 4.0, 5.0, "a plan")
+    assert conduct.excuse(A, "a plan", 6.0) == []
+    assert conduct.on_probation(rules.LIAR_S - 1.0) == {A}
+    conduct.cost(A, 4.0, rules.LIAR_S, "another plan")
+    assert len(conduct.excuse(A, "another plan", rules.LIAR_S + 60.0)) == 1

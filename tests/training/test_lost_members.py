@@ -63,6 +63,14 @@ def test_an_accused_peer_is_probed_if_both_are_here_and_it_is_not_the_leader() -
     assert leader.handle(ev.Accused(S1, STRANGER), 3.0) == []
 
 
+def test_a_late_refusal_of_an_earlier_plan_costs_nobody_its_place() -> None:
+    leader, plan = begun()
+    assert not losses(leader.handle(ev.Unreachable(S1, plan_hash="an earlier one"), 3.0))
+    assert leader.attempt is not None
+    assert not leader.attempt.dead
+    assert losses(leader.handle(ev.Unreachable(S1, plan_hash=plan.hash), 3.0)).keys() == {S1}
+
+
 def test_the_only_two_peers_may_accuse_each_other() -> None:
     leader = led(facts(), [heard(S1), heard(S2)])
     assert leader.handle(ev.Accused(S1, S2), 1.0) == [ev.ProbePeer(S1)]

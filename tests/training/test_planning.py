@@ -442,17 +442,26 @@ def test_a_newcomer_that_did_not_fetch_listens_next_time() -> None:
 # ------------------------------------------------------------ the last few micro-batches
 
 
+def all_but(missing: int) -> tuple[Leader, Plan, float]:
+    """A leader to which all but the last ``missing`` of 400 micro-batches were reported, one in
+    half a second, its plan, and the time of the last report."""
+    leader, plan = begun(target_batch=400, late_s=1e9, epoch_s=1e4)
+    now = 2.0
+    for path in plan.paths[: len(plan.paths) - missing]:
+        now += 0.5
+        row = MicroBatchDone(path.index, True, 1.0, 64)
+        leader.handle(ev.MicroBatchesReported(E, plan.hash, (row,)), now)
+        leader.handle(ev.ClockTick(), now)
+    return leader, plan, now
+
+
 @pytest.mark.parametrize(("missing", "closes"), [(3, True), (4, False)])
 def test_an_epoch_is_closed_without_its_last_few_late_micro_batches(
     missing: int, closes: bool
 ) -> None:
-    leader, plan = begun(target_batch=400, late_s=1e9, epoch_s=1e4)
-    done = plan.paths[: len(plan.paths) - missing]
-    for path in done:
-        row = MicroBatchDone(path.index, True, 1.0, 64)
-        leader.handle(ev.MicroBatchesReported(E, plan.hash, (row,)), 2.0 + 0.5 * (path.index + 1))
-    last = 2.0 + 0.5 * len(done)
-    leader.handle(ev.ClockTick(), last + 3.5)
+    leader, plan, last = all_but(missing)
+    for seconds in (1.0, 2.0, 3.0, 3.5):
+        leader.handle(ev.ClockTick(), last + seconds)
     assert leader.phase is Phase.RUN, "eight times the usual time have not passed"
     leader.handle(ev.ClockTick(), last + 4.5)
     assert (leader.phase is Phase.ROUND) is closes
@@ -460,6 +469,20 @@ def test_an_epoch_is_closed_without_its_last_few_late_micro_batches(
         attempt = leader.attempt
         assert attempt is not None
         assert attempt.results.dropped == tuple(p.index for p in plan.paths[-missing:])
+
+
+@pytest.mark.parametrize(("until", "slack"), [(30.0, 0.0), (4.5, 2.0)])
+def test_a_leader_that_stood_still_or_is_busy_gives_no_work_up(until: float, slack: float) -> None:
+    leader, plan, last = all_but(1)
+    for seconds in (1.0, 2.0, 3.0, until):
+        leader.handle(ev.ClockTick(slack=slack), last + seconds)
+    assert leader.phase is Phase.RUN
+    row = MicroBatchDone(plan.paths[-1].index, True, 1.0, 64)
+    leader.handle(ev.MicroBatchesReported(E, plan.hash, (row,)), last + until)
+    attempt = leader.attempt
+    assert attempt is not None
+    assert leader.phase is Phase.ROUND
+    assert attempt.results.dropped == ()
 
 
 # ------------------------------------------------------------ the first plan of a run

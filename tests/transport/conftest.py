@@ -232,7 +232,11 @@ class PeerProcess:
     async def end(self) -> int:
         with contextlib.suppress(BrokenPipeError):
             self.process.stdin.close()
-        return await asyncio.to_thread(self.process.wait, 20)
+        try:
+            return await asyncio.to_thread(self.process.wait, 60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import pytest
 
 from node.core.errors import PeerFault
 from protos import state_pb2_grpc, training_pb2_grpc
-from tests.transport.conftest import tell
+from tests.transport.conftest import tell, until
 
 
 async def test_services_come_and_go(swarm) -> None:
@@ -18,7 +18,7 @@ async def test_services_come_and_go(swarm) -> None:
 
     a.parrot.gate.clear()
     under_way = asyncio.create_task(tell(b, a.peer_id, 30.0))
-    await asyncio.sleep(0.2)
+    await until(lambda: any(c.method.endswith("/Tell") for c in a._auth._running), 60)
     a.vacate()
     with pytest.raises(PeerFault, match="given its stage up"):
         await under_way

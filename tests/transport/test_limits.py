@@ -171,6 +171,7 @@ async def test_a_message_that_does_not_come_loses_its_place(swarm):
     )
     assert not b._auth._running
     assert b.refusals.lately()[0] == {"late": 1}
+    b._auth.rows[TELL] = RPCS[TELL]
     assert await tell(a, b.peer_id) == a.peer_id
 
 

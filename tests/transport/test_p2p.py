@@ -4,14 +4,19 @@ import asyncio
 import os
 import signal
 from dataclasses import replace
+from unittest.mock import Mock
 
 import psutil
 import pytest
 from hivemind.p2p import PeerID
+from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
 from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
 from hivemind.proto import dht_pb2
+from multiaddr import Multiaddr
 
 from node.core.errors import OutOfResources, PeerFault
+from node.core.ids import PeerId
+from node.identity.keys import Identity
 from node.identity.places import Places
 from node.reach.ladder import Rung
 from node.transport import links, p2p
@@ -38,7 +43,7 @@ async def test_a_killed_p2pd_restarts_while_direct_calls_continue(swarm):
     assert len((await call.read()).data) == 1 << 16
 
     os.kill(pid, signal.SIGKILL)
-    assert await asyncio.wait_for(ups.get(), 10) is b.p2p.p2p is not old
+    assert await asyncio.wait_for(ups.get(), 60) is b.p2p.p2p is not old
     assert (b.p2p.restarts, b.p2p.addresses()) == (1, before), "same PeerId, same ports"
     assert b.p2p.pid != pid
 
@@ -247,6 +252,30 @@ async def test_streams_of_strangers_share_half_of_the_places(swarm):
     await until(lambda: not len(a.p2p._streams) and not a.p2p._incoming, 10)
 
 
+async def test_a_stream_that_loses_its_place_before_it_is_handled_is_closed(swarm):
+    """As when p2pd brings several streams at once."""
+    a = await swarm(started=False)
+    held = asyncio.Event()
+
+    async def hold(peer, reader, writer):
+        await held.wait()
+
+    a.p2p._streams = Places("streams", 4, 4)
+    a.p2p.add_stream("/test/hold/1", hold)
+    enter = a.p2p._entrances["/test/hold/1"]
+    greedy, newcomer = (PeerID.from_base58(Identity.ephemeral().peer_id) for _ in range(2))
+    writers = [Mock(asyncio.StreamWriter) for _ in range(3)]
+    for peer, writer in zip((greedy, greedy, newcomer), writers, strict=True):
+        info = StreamInfo(peer, Multiaddr("/ip4/192.0.2.1/tcp/1"), "/test/hold/1")
+        await enter(info, asyncio.StreamReader(), writer)
+    there = {PeerId(greedy.to_base58()): 1, PeerId(newcomer.to_base58()): 1}
+    await until(lambda: a.p2p._incoming == there, 10)
+    assert [writer.close.called for writer in writers] == [False, True, False]
+    held.set()
+    await until(lambda: not a.p2p._incoming, 10)
+    assert all(writer.close.called for writer in writers)
+
+
 async def test_a_request_is_measured_before_it_is_parsed(swarm):
     a = await swarm()
     b = await swarm()
@@ -290,7 +319,7 @@ async def test_p2pd_starts_again_after_a_cleaner_of_temporary_files(swarm):
     a.p2p.on_up.append(ups.put)
     (a.p2p.runtime / p2p.CONFIGURATION).unlink()
     os.kill(a.p2p.pid, signal.SIGKILL)
-    await asyncio.wait_for(ups.get(), 10)
+    await asyncio.wait_for(ups.get(), 60)
 
 
 async def test_a_runtime_directory_that_cannot_be_written_is_named(swarm):

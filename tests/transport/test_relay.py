@@ -2,6 +2,7 @@
 none."""
 
 import asyncio
+import contextlib
 import hashlib
 import math
 import os
@@ -77,13 +78,16 @@ async def test_when_a_relay_dies_the_other_one_carries_on(swarm, hidden):
     lost = asyncio.Event()
     a.on_lost(lambda peer: lost.set())
     await used.close()
-    await asyncio.wait_for(lost.wait(), 10)
-    async with asyncio.timeout(15):
+    await asyncio.wait_for(lost.wait(), 60)
+    async with asyncio.timeout(60):
         while True:
-            assert await fetched(a, b) == ZEROS
-            if a.peers()[b.peer_id].via == other.peer_id:
-                break
-    await until(lambda: b.relays.held == (other.peer_id,), 15)
+            # A redial may begin at the relay that is gone.
+            with contextlib.suppress(grpc.aio.AioRpcError, PeerFault):
+                assert await fetched(a, b) == ZEROS
+                if a.peers()[b.peer_id].via == other.peer_id:
+                    break
+            await asyncio.sleep(0.05)
+    await until(lambda: b.relays.held == (other.peer_id,), 60)
 
 
 @pytest.mark.parametrize("orderly", [True, False])
@@ -91,16 +95,19 @@ async def test_only_a_relay_that_falls_silent_is_worth_a_warning(
     swarm, hidden, monkeypatch, orderly
 ):
     monkeypatch.setattr(relays_module, "BEAT_S", 0.5)
-    monkeypatch.setattr(relays_module, "BEAT_TIMEOUT_S", 1.0)
+    if not orderly:
+        monkeypatch.setattr(relays_module, "BEAT_TIMEOUT_S", 3.0)
     relay = await swarm()
     b = await hidden(relay)
     if orderly:
         await relay.close()
     else:
         os.kill(relay.p2p.pid, signal.SIGSTOP)
-    await until(lambda: not b.relays.held, 10)
-    if not orderly:
-        os.kill(relay.p2p.pid, signal.SIGCONT)
+    try:
+        await until(lambda: not b.relays.held, 60)
+    finally:
+        if not orderly:
+            os.kill(relay.p2p.pid, signal.SIGCONT)
     assert [e.level for e in b._journal.recent() if e.kind == "relay-lost"] == [
         "info" if orderly else "warning"
     ]
@@ -208,7 +215,7 @@ async def test_an_evil_relay_gains_nothing(swarm, hidden, kind):
         with pytest.raises((grpc.aio.AioRpcError, PeerFault)):
             await fetched(a, b, 1 << 22)
     introduce(a, b, bad, honest)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while True:
             try:
                 assert await fetched(a, b) == ZEROS

@@ -214,3 +214,22 @@ async def test_the_refused_are_told_the_true_reason(hub: Hub) -> None:
     hub.offers = False
     assert (await hub.reserve(MEMBER))[0] == "this node does not relay"
     assert hub.relay.refusals == {"no client": 1, "not allowed": 1}
+
+
+async def test_a_circuit_that_lost_its_place_ends_though_its_bytes_move_on() -> None:
+    circuit = relay_module._Circuit(MEMBER, (MEMBER, NEWCOMER))
+    begun = asyncio.Event()
+
+    async def carries() -> None:
+        async with circuit.alive:
+            circuit.moved()
+            begun.set()
+            await asyncio.sleep(60)
+
+    carrying = asyncio.create_task(carries())
+    await begun.wait()
+    circuit.end()
+    circuit.moved()
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(carrying, 30)
+    assert circuit.alive.expired()

@@ -1,6 +1,7 @@
 """Real p2pd, real TLS, real processes: connections, the identity they prove, and refusals."""
 
 import asyncio
+import contextlib
 import dataclasses
 import resource
 import socket
@@ -258,6 +259,10 @@ async def test_a_lost_peer_is_forgotten_and_found_after_its_restart(swarm):
     # counts as well.
     again, _ = introduce(await swarm(identity=identity), a)
     assert await tell(again, a.peer_id) == again.peer_id
+    async with asyncio.timeout(60):
+        while not a.path(again.peer_id):
+            with contextlib.suppress(PeerFault):
+                await a.ping(again.peer_id)
     assert await tell(a, again.peer_id) == a.peer_id
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import fcntl
 import os
 import signal
@@ -11,6 +12,7 @@ import threading
 from asyncio.subprocess import Process
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc.aio
 import pytest
@@ -522,6 +524,23 @@ async def test_peers_that_ask_each_other_share_one_pair(swarm):
         data = os.urandom(LEAST)
         assert given(here, there, data) == data
         assert not said(here, "memory-not-shared")
+
+
+async def test_memory_is_shared_though_a_descriptor_is_missing_for_a_moment(swarm, monkeypatch):
+    loop = asyncio.get_running_loop()
+    failed = list[int]()
+    accepts = loop.sock_accept
+
+    async def accept_later(listener: socket.socket):
+        if not failed:
+            failed.append(1)
+            raise OSError(errno.EMFILE, "Too many open files")
+        return await accepts(listener)
+
+    monkeypatch.setattr(meeting, "asyncio", SimpleNamespace(**vars(asyncio)))
+    meeting.asyncio.get_running_loop = lambda: SimpleNamespace(sock_accept=accept_later)
+    await sharing_pair(swarm)
+    assert failed
 
 
 async def test_a_peer_whose_ask_is_being_accepted_is_not_asked(swarm, monkeypatch):

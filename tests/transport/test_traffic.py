@@ -2,11 +2,13 @@
 tests/reach/test_shares.py tests turns in virtual time."""
 
 import asyncio
+import errno
 import os
 from typing import Any
 
 import grpc
 import grpc.aio
+import psutil
 import pytest
 
 from node.core.ids import PeerId
@@ -253,3 +255,11 @@ def test_the_system_reports_the_bytes_a_process_wrote():
     after = read_io(os.getpid())
     assert after[1] - before[1] >= 100_000
     assert read_io(2**22 + 1) is None
+
+
+def test_without_a_descriptor_nothing_is_told_of_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_left(pid: int) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(psutil, "Process", none_left)
+    assert read_io(1) is None

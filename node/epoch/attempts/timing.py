@@ -70,6 +70,7 @@ class AttemptTimes:
     def stood_still(self, seconds: float) -> None:
         """The leader's process stood still: nobody was late meanwhile."""
         self.late_at += seconds
+        self.reported += seconds
 
     def is_late(self, now: float) -> bool:
         """Return True if a member that has not reported is late, where all others have."""

@@ -45,7 +45,8 @@ class Record:
     """One peer's conduct. ``epochs``: number of epochs that it did in time; ``offences``: number of
     offences since the last such epoch; ``until``: end of its probation; ``missed``: hash of the
     plan that it did not report on in time; ``excused_until``: time before which it is not excused
-    again; ``lies``: number of times that it was found to lie about tensors."""
+    again; ``lies``: number of times that it was found to lie about tensors; ``lied_until``: end of
+    its probation for that, which no late report ends."""
 
     epochs: int = 0
     offences: int = 0
@@ -53,6 +54,7 @@ class Record:
     missed: str = ""
     excused_until: float = -math.inf
     lies: int = 0
+    lied_until: float = -math.inf
 
 
 class Conduct:
@@ -144,6 +146,7 @@ class Conduct:
             probation_s = LIAR_S * 2.0 ** min(record.lies, MOST_DOUBLINGS)
             record.lies += 1
             record.until = max(record.until, now + probation_s)
+            record.lied_until = record.until
             record.missed = ""  # late work excuses a slow peer only
             done.append(reports.lied(liar.peer, liar.why, probation_s))
             done.append(CountFault(liar.peer, liar.why, 1.0))
@@ -175,8 +178,8 @@ class Conduct:
         if now < record.excused_until:
             return False
         record.excused_until = record.until
-        record.until = -math.inf
-        return True
+        record.until = record.lied_until
+        return now >= record.until
 
     def _record(self, peer: PeerId) -> Record:
         found = self._records.get(peer) or Record()

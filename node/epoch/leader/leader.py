@@ -153,8 +153,8 @@ class Leader:
                 self.gathering.resign(resigns)
             case ev.Heartbeat(peer) if not self.planning.division.has_left(peer, now):
                 return self._heard(event, now)
-            case ev.Unreachable(peer, since):
-                return self._unreachable(peer, since, now)
+            case ev.Unreachable():
+                return self._unreachable(event, now)
             case ev.ProbeAnswered(peer, ours):
                 return self._answered(peer, ours, now)
             case ev.Declined(plan_hash, reason):
@@ -212,11 +212,13 @@ class Leader:
             done += self._try_plan(now)
         return done
 
-    def _unreachable(self, peer: PeerId, since: float, now: float) -> Actions:
-        self.roster.life.probed(peer)
-        if self.roster.life.heard.get(peer, now) > since:
+    def _unreachable(self, e: ev.Unreachable, now: float) -> Actions:
+        self.roster.life.probed(e.peer)
+        if self.roster.life.heard.get(e.peer, now) > e.since:
             return []
-        return self._gone(peer, now, "does not answer")
+        if e.plan_hash and (self.plan is None or self.plan.hash != e.plan_hash):
+            return []  # a late refusal of an earlier plan
+        return self._gone(e.peer, now, "does not answer")
 
     def _answered(self, peer: PeerId, ours: bool, now: float) -> Actions:
         life = self.roster.life
@@ -289,7 +291,9 @@ class Leader:
             done += self._try_plan(now)
         elif attempt is not None and now >= attempt.timing.deadline:
             done += self._time_is_up(attempt, now)
-        elif attempt is not None and self.phase is Phase.RUN and attempt.waits_for_few(now):
+        elif (
+            attempt is not None and self.phase is Phase.RUN and attempt.waits_for_few(now - e.slack)
+        ):
             attempt.results.give_up(None)
             done += self._close_if_done(attempt, now)
         elif attempt is not None:

@@ -27,6 +27,8 @@ SECRET = 32
 """Bytes of a secret."""
 TIMEOUT_S = 10.0
 """Seconds for each message of an exchange."""
+ACCEPT_AGAIN_S = 0.1
+"""Seconds until a connection is accepted again that could not be."""
 _ASKING = b"asking"
 _ASKED = b"asked"
 _CREDENTIALS = struct.Struct("3i")
@@ -68,7 +70,11 @@ class Invitation:
         that connect are hung up on."""
         with self._listener:
             while True:
-                made, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+                try:
+                    made, _ = await asyncio.get_running_loop().sock_accept(self._listener)
+                except OSError:  # out of descriptors
+                    await asyncio.sleep(ACCEPT_AGAIN_S)
+                    continue
                 with contextlib.suppress(WireError, OSError):
                     return await asyncio.to_thread(self._exchange, made)
 

@@ -489,7 +489,10 @@ class Lines:
         """A local socket, the end of a tunnel that ``carry`` makes for each connection, and the
         channel that uses it. Raises PeerFault."""
         path = self._p2p.runtime / f"tunnel-{next(self._numbers)}.sock"
-        tunnel = Tunnel(met.peer, path, carry)
+        try:
+            tunnel = Tunnel(met.peer, path, carry)
+        except OSError as e:
+            raise PeerFault(met.peer, f"no socket for a tunnel: {e}") from e
         try:
             await tunnel.start()
             return tunnel, await self._opened(met, tunnel.target, timeout, relayed)

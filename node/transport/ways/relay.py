@@ -71,14 +71,16 @@ class _Circuit:
     caller: PeerId
     pair: tuple[PeerId, PeerId]
     alive: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
+    ended: bool = False
 
     def moved(self) -> None:
         """A byte has moved: the circuit lives on for as long as it may be silent."""
-        if not self.alive.expired():
+        if not self.ended and not self.alive.expired():
             self.alive.reschedule(asyncio.get_running_loop().time() + CIRCUIT_SILENT_S)
 
     def end(self) -> None:
-        """End it soon, from outside."""
+        """End it soon, from outside, whatever moves until then."""
+        self.ended = True
         if not self.alive.expired():
             self.alive.reschedule(0.0)
 
