@@ -13,9 +13,6 @@ ALIKE = 3
 MOST = 8
 """Most tokens of a draft. A processor takes up to twice as long for a pass over nine rows as for a
 pass over one; lines with a delay, and GPUs, hardly longer."""
-TOGETHER = 16
-"""Most tokens of the drafts of all texts that are under way at a peer: they share passes, and each
-row of a pass costs a processor time."""
 FIRST = 2
 """Most tokens of the first draft."""
 
@@ -52,11 +49,6 @@ class Drafts:
             beyond = index - len(ids)
             drafted.append(ids[index] if beyond < 0 else drafted[beyond])
         return drafted
-
-    @staticmethod
-    def share(texts: int) -> int:
-        """Most tokens of a draft of one of ``texts`` texts under way."""
-        return TOGETHER // max(1, texts)
 
     def judge(self, drafted: int, right: int) -> None:
         """Learn that the first ``right`` tokens of the last draft of ``drafted`` were right."""

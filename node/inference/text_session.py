@@ -177,9 +177,7 @@ class TextSession:
         if self.drafts is None:
             return []
         free = self._pipeline.shape.context - (len(ids) - self._kept.first)
-        pipeline = self._pipeline
-        texts = pipeline.texts.under_way(pipeline.host.clock.now())
-        return self.drafts.next(ids, min(room, free, self.drafts.share(texts)))
+        return self.drafts.next(ids, min(room, free))
 
     def _goes_on(self, hops: tuple[Hop, ...], ids: Sequence[int]) -> bool:
         """True where the cache is of this path, new enough, and has room for the text."""
