@@ -261,7 +261,7 @@ async def assemble(
     )
     # Each rank of several local devices has its device's usual format.
     precision = Precision(device, parameters)
-    if local is None:
+    if local is None and verdict.casts:
         precision = await asyncio.to_thread(precision_of, manifest, device)
     thread = DeviceThread(
         backward_first=config.limits.backward_first,

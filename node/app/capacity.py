@@ -174,7 +174,8 @@ def check_memory(
     """Judge if ``stage`` fits into ``limit`` bytes of this peer's device. ``beside`` is for a GPU,
     which computes under autocast: bytes of main memory into which the state of outer rounds has to
     fit; 0 where the device is main memory. As little is computed again for a backward, and the loss
-    is computed in as large pieces, as makes the stage fit. ``said`` explains the limit to
+    is computed in as large pieces, as makes the stage fit; a processor with units for bf16 goes
+    without their copies of weights where they alone do not fit. ``said`` explains the limit to
     people."""
     m = manifest.model
     p = manifest.pipeline
@@ -192,11 +193,14 @@ def check_memory(
             modes = RECOMPUTE
     if stage == ENDS and not m.ends_layers:
         modes = ("off",)
-    ways = [(mode, LOGITS_AT_ONCE) for mode in modes]
+    formats = casts(manifest, beside > 0)
+    ways = [(mode, LOGITS_AT_ONCE, formats) for mode in modes]
     if stage == ENDS:
-        ways.append((modes[-1], LOGITS_LEAST))
+        ways.append((modes[-1], LOGITS_LEAST, formats))
+    if len(formats) > 1:
+        ways.append((ways[-1][0], ways[-1][1], (False,)))
     tried: list[Verdict] = []
-    for mode, logits in ways:
+    for mode, logits, allowed in ways:
         in_format = [
             fits(
                 m,
@@ -212,9 +216,10 @@ def check_memory(
                 cast=cast,
                 logits=logits,
             )
-            for cast in casts(manifest, beside > 0)
+            for cast in allowed
         ]
-        tried.append(max(in_format, key=lambda verdict: verdict.needed))
+        largest = max(in_format, key=lambda verdict: verdict.needed)
+        tried.append(replace(largest, casts=allowed == formats))
         if tried[-1].ok:
             break
     verdict = min(tried, key=lambda v: (not v.ok, v.needed))

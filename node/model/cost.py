@@ -143,7 +143,8 @@ class StageBytes:
 class Verdict:
     """The answer of :func:`fits`: ``text`` is one sentence with the numbers, ``table`` has the
     parts, ``spare`` is left for optimizer state, ``recompute`` is one of :data:`RECOMPUTE`,
-    ``logits`` is the number that one piece of the loss may hold."""
+    ``logits`` is the number that one piece of the loss may hold, ``casts`` is False where there is
+    no room to compute in 16 bits, which the processor could do."""
 
     ok: bool
     needed: int
@@ -154,6 +155,7 @@ class Verdict:
     recompute: str = "off"
     table: tuple[MemoryRow, ...] = ()
     logits: int = LOGITS_AT_ONCE
+    casts: bool = True
 
     @property
     def parts(self) -> list[str]:

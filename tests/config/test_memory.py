@@ -179,6 +179,31 @@ def test_stages_on_one_card_share_what_is_free(
     assert split_between(config(tmp_path, device="cuda:0"), DEMO).keys() == split.keys()
 
 
+def test_where_copies_of_weights_do_not_fit_a_stage_goes_without(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine with units for bf16 can do what the same machine without them can."""
+    wide = {
+        "training.mixed_precision": True,
+        "model.d_model": 512,
+        "model.d_ff": 2048,
+        "model.seq_len": 16,
+        "pipeline.micro_batch": 1,
+    }
+    m = amended(DEMO, wide)
+    ours = config(tmp_path)
+
+    def least(units: bool) -> int:
+        monkeypatch.setattr("node.app.capacity.bf16_units", lambda: units)
+        ok = [size << 20 for size in range(8, 1000) if check_memory(ours, m, 1, size << 20).ok]
+        return ok[0]
+
+    plain = least(False)
+    assert least(True) == plain
+    assert not check_memory(ours, m, 1, plain).casts
+    assert check_memory(ours, m, 1, 64 * GIB).casts
+
+
 def test_shares_have_the_planned_places_and_more_where_there_is_memory(tmp_path: Path) -> None:
     config_ = config(tmp_path)
     stage = DEMO.pipeline.stages
