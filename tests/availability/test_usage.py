@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -91,7 +92,8 @@ def test_the_load_of_others_is_counted_without_the_own_one(monkeypatch):
     clock = iter([0.0, 10.0])
     monkeypatch.setattr("node.availability.usage.busy_s", busy)
     monkeypatch.setattr("node.availability.usage.own_cpu_s", lambda: now[1])
-    monkeypatch.setattr("time.monotonic", lambda: next(clock))
+    there = SimpleNamespace(monotonic=lambda: next(clock))
+    monkeypatch.setattr("node.availability.usage.time", there)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
     meter = UsageMeter(idle=False, load=True)
     assert meter.read().load is None
