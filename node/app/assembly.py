@@ -268,8 +268,8 @@ async def assemble(
         failed=tells_of_lost(device, on_error),
         # Ranks of several local devices are at the same place of a program.
         lanes=lanes_of(device.device) if local is None else None,
-        text_share=config.limits.text_share,
-        daemons=_sharing(device, pledges),
+        text_share=1.0 if device.is_cuda else config.limits.text_share,
+        daemons=pledges.lately if pledges else lambda: 1,
     )
     meter = PipelineMeter(journal, metrics)
     meter.steps.product_s = await asyncio.to_thread(device.tera_s)
@@ -418,13 +418,6 @@ def _recording(config: NodeConfig, journal: Journal) -> RecordingFile | None:
     recording = RecordingFile(expanded(config.node.record), ended)
     journal.emit("daemon", "recording", f"records its machines in {recording.path}")
     return recording
-
-
-def _sharing(device: Device, pledges: Pledges | None) -> Callable[[], int]:
-    """The number of daemons that share the processor of ``device``, now."""
-    if pledges is None or device.device.type != "cpu":
-        return lambda: 1
-    return pledges.count
 
 
 def _plan_memory(
@@ -721,8 +714,15 @@ def check_room(config: NodeConfig, manifest: Manifest, a: Assembled, journal: Jo
     verdict = check_memory(
         config, under(manifest, rules), a.stage.stage, a.memory_limit, a.main_memory
     )
+    text = ""
     if not verdict.ok:
         text = f"under change {rules.revision} of the owner {verdict.text}; {verdict.next_step}"
+    elif a.memory.casts and not verdict.casts:
+        text = (
+            f"under change {rules.revision} of the owner this stage fits in fp32 alone, and it "
+            "computes in 16 bits: tutti restart"
+        )
+    if text:
         journal.emit("daemon", "change-out-of-memory", text, "error", revision=rules.revision)
 
 

@@ -174,8 +174,8 @@ def check_memory(
     """Judge if ``stage`` fits into ``limit`` bytes of this peer's device. ``beside`` is for a GPU,
     which computes under autocast: bytes of main memory into which the state of outer rounds has to
     fit; 0 where the device is main memory. As little is computed again for a backward, and the loss
-    is computed in as large pieces, as makes the stage fit; a processor with units for bf16 goes
-    without their copies of weights where they alone do not fit. ``said`` explains the limit to
+    is computed in as large pieces, as makes the stage fit; a processor computes in fp32
+    where no mode leaves room for copies of the weights in 16 bits. ``said`` explains the limit to
     people."""
     m = manifest.model
     p = manifest.pipeline
@@ -198,7 +198,7 @@ def check_memory(
     if stage == ENDS:
         ways.append((modes[-1], LOGITS_LEAST, formats))
     if len(formats) > 1:
-        ways.append((ways[-1][0], ways[-1][1], (False,)))
+        ways += [(mode, logits, (False,)) for mode, logits, _ in ways]
     tried: list[Verdict] = []
     for mode, logits, allowed in ways:
         in_format = [

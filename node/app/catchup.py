@@ -26,12 +26,10 @@ SAID = 10
 """The journal reports every SAID-th attempt for the weights that failed; after the first SAID
 attempts the pauses are SAID times as long."""
 LOOKS = 20
-"""Looks for a lost stage in other cells after which the pauses between them are longer. Each look
-sees a sample of the cells, and their records take up to a minute to spread."""
+"""Looks for a lost stage in other cells after which the pauses between them are SAID times as long.
+Each look sees a sample of the cells, and their records take up to a minute to spread."""
 LOOK_PAUSE = 3.0
 """Pause between two looks, as a multiple of the pause between two downloads."""
-SLOWER = 10
-"""Factor by which the pauses are longer after the first LOOKS looks."""
 Elsewhere = Callable[[int], Awaitable[Mapping[PeerId, PeerEntry] | None]]
 """Looks for replicas of the stage in other cells, given the number of looks before. None where
 there can be none."""
@@ -114,11 +112,11 @@ async def _look_again(work: StageRuntime, journal: Journal, looks: int, retry_s:
     """Wait until the next look for a lost stage: nobody in the own cell can train it, so this peer
     has nothing else to do."""
     if looks % LOOKS == 1:
-        text = f"nobody in this cell holds {stage_name(work.stage.stage)}: looks in other cells"
+        text = f"nobody in this cell gives {stage_name(work.stage.stage)}: looks in other cells"
         journal.emit("checkpoint", "looks-elsewhere", text, "warning")
     pause = LOOK_PAUSE * retry_s
     if looks > LOOKS:
-        pause *= SLOWER
+        pause *= SAID
     await asyncio.sleep(pause)
 
 
@@ -194,13 +192,14 @@ async def catch_up(
                 journal.emit(
                     "checkpoint",
                     "from-another-cell",
-                    f"nobody in this cell holds {stage_name(work.stage.stage)}: begins with the "
+                    f"nobody in this cell gives {stage_name(work.stage.stage)}: begins with the "
                     f"parameters of another cell at epoch {work.stage.version.epoch}",
                     epoch=work.stage.version.epoch,
                 )
             return
         except PeerFault as e:
-            journal.emit("checkpoint", "fetch-failed", f"{e}; trying again", "warning")
+            if looks <= LOOKS or looks % SAID == 0:
+                journal.emit("checkpoint", "fetch-failed", f"{e}; trying again", "warning")
         except OutOfResources as e:
             journal.emit(
                 "checkpoint",

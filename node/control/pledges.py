@@ -9,6 +9,7 @@ works all the same: others see none of its memory.
 import contextlib
 import fcntl
 import hashlib
+import math
 import os
 import stat
 import time
@@ -28,6 +29,8 @@ WAIT_S = 10.0
 LOOK_S = 0.02
 RENEW_S = 3600.0
 """Seconds between two renewals of a pledge."""
+COUNTED_S = 5.0
+"""Seconds for which a count of daemons holds."""
 MOST_BYTES = 64
 """Length of a pledge, which is filled up with spaces."""
 
@@ -41,6 +44,9 @@ class Pledges:
         self._name = hashlib.sha256(os.fsencode(home.absolute())).hexdigest()[:16]
         self._own: IO[bytes] | None = None
         self._alone = False
+        self._counted = 1
+        self._counted_at = -math.inf
+        """Monotonic time of the last count."""
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -79,14 +85,26 @@ class Pledges:
         """Number of living daemons of this machine that have a pledge, this one included. Reads
         without locks, so that nobody waits."""
         living = {os.getpid()}
+        paths = list[Path]()
         with contextlib.suppress(OSError):
             self._prepare()
-            for path in self.folder.iterdir():
+            paths += self.folder.iterdir()
+        for path in paths:
+            # Its daemon may end now; no process has a number that the system cannot hold.
+            with contextlib.suppress(OSError, OverflowError):
                 with path.open(encoding="ascii", errors="replace") as file:
                     pid = whole_number(file.read(MOST_BYTES).partition(" ")[0])
                 if pid and psutil.pid_exists(pid):
                     living.add(pid)
         return len(living)
+
+    def lately(self) -> int:
+        """The last :meth:`count`, at most :data:`COUNTED_S` seconds old."""
+        now = time.monotonic()
+        if now - self._counted_at > COUNTED_S:
+            self._counted = self.count()
+            self._counted_at = now
+        return self._counted
 
     def pledge(self, nbytes: int) -> None:
         """Tell the other daemons that this one takes ``nbytes`` at most, without its libraries. The

@@ -126,18 +126,19 @@ class Following:
 
     # ----------------------------------------------------------- events
 
-    async def told(self, event: Any, unless: Callable[[], str] = str) -> str | None:
+    async def told(self, event: Any, unless: Callable[[], str] | None = None) -> str | None:
         """Handle an event as :meth:`happens` does, but complete it even if the sender hangs up
         meanwhile: otherwise a half carried out plan would count as known when it is sent again."""
         return await asyncio.shield(self._hearing.spawn(self.happens(event, unless), "told"))
 
-    async def happens(self, event: Any, unless: Callable[[], str] = str) -> str | None:
+    async def happens(self, event: Any, unless: Callable[[], str] | None = None) -> str | None:
         """Feed the member and carry out its actions in order. Returns the reason of a refusal, or
-        None. ``unless()`` returns a reason to refuse the event, or "", when its turn has come."""
+        None. ``unless`` is called when the event's turn comes; it returns the reason to refuse the
+        event, or ""."""
         async with self._lock:
             if self._closed:
                 return "this peer stops"
-            if why := unless():
+            if unless is not None and (why := unless()):
                 return why
             queue = [event]
             refused = None

@@ -2,6 +2,7 @@
 stays on the event loop, which never computes."""
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
@@ -74,8 +75,9 @@ class DeviceThread(Executor):
     a ``finish`` part, and begins the next job while that part copies the result down. Results
     arrive in the order in which their jobs were issued.
 
-    ``text_share``: the share of its time that texts have while the device trains. ``daemons``
-    returns the number of daemons that share the processor of this one.
+    ``text_share``: the share of its processor's time that texts have while the device trains; 1 for
+    a GPU, whose time the processor's does not show. ``daemons`` returns the number of daemons that
+    share the processor.
     """
 
     def __init__(
@@ -168,14 +170,16 @@ class DeviceThread(Executor):
         """Run the TOKEN jobs that wait now, as far as their share of the time goes; later ones wait
         for the next call. Called by a long job, on the device thread, where it can be interrupted:
         between two layers, forward or backward."""
+        limited = self._budget.share < 1.0
         for _ in range(len(self._tokens)):
             began = time.perf_counter()
-            if self._budget.wait_s(began):
+            if limited and self._budget.wait_s(began):
                 return
             worked = time.thread_time()
             self._run(self._tokens.popleft())
-            took = time.thread_time() - worked
-            self._budget.spend(began, took, time.perf_counter(), self._daemons())
+            if limited:
+                took = time.thread_time() - worked
+                self._budget.spend(began, took, time.perf_counter(), self._daemons())
 
     def _wake(self) -> None:
         self._waking = False
@@ -250,6 +254,8 @@ class DeviceThread(Executor):
             start = time.perf_counter()
             if not self._computes():
                 self.idle_s += max(0.0, start - max(last, self._drained))
+            if job.trains:
+                self._budget.train(math.inf)
             self.breathe()
             self._run(job)
             if job.trains:

@@ -129,8 +129,8 @@ class PipelineLimits:
     )
     text_share: float = setting(
         0.2,
-        "Share of the device's time that texts take at most while this peer trains; daemons of one "
-        "machine share it, if they compute on its processor. 1: texts are never kept waiting.",
+        "Share of the processor's time that texts take at most while this peer trains on it; all "
+        "daemons of the machine share it. 1: texts are never kept waiting, as on a GPU.",
         least=0.01,
         most=1.0,
     )

@@ -24,7 +24,7 @@ class TextBudget:
         """Earliest time of the next job of a text."""
 
     def train(self, now: float) -> None:
-        """A job of training has run."""
+        """A job of training has run, or with ``now`` infinite: it begins."""
         self._trained = now
 
     def spend(self, began: float, took: float, now: float, daemons: int = 1) -> None:

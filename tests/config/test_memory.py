@@ -202,6 +202,14 @@ def test_where_copies_of_weights_do_not_fit_a_stage_goes_without(
     assert least(True) == plain
     assert not check_memory(ours, m, 1, plain).casts
     assert check_memory(ours, m, 1, 64 * GIB).casts
+    for size in range(plain, 2 * plain, 1 << 20):
+        found = check_memory(ours, m, 1, size)
+        if not found.casts:
+            monkeypatch.setattr("node.app.capacity.bf16_units", lambda: False)
+            assert found.recompute == check_memory(ours, m, 1, size).recompute, (
+                "no more than it needs"
+            )
+            monkeypatch.setattr("node.app.capacity.bf16_units", lambda: True)
 
 
 def test_shares_have_the_planned_places_and_more_where_there_is_memory(tmp_path: Path) -> None:

@@ -82,6 +82,26 @@ def test_the_pledge_of_a_killed_process_is_gone(tmp_path: Path) -> None:
         assert ours.others() == 0
 
 
+@pytest.mark.parametrize("text", ["9" * 18 + " 1", "", "-1 1", "no number"])
+def test_a_damaged_pledge_counts_no_daemon(tmp_path: Path, text: str) -> None:
+    one = made(tmp_path / "memory", "a")
+    one.pledge(GIB)
+    (tmp_path / "memory" / "0123").write_text(text)
+    (tmp_path / "memory" / "a folder").mkdir()
+    assert one.count() == 1
+
+
+def test_a_count_of_daemons_holds_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = made(tmp_path / "memory", "a")
+    found = iter([3, 4])
+    monkeypatch.setattr(one, "count", lambda: next(found))
+    assert [one.lately(), one.lately()] == [3, 3]
+    monkeypatch.setattr("node.control.pledges.COUNTED_S", -1.0)
+    assert one.lately() == 4
+
+
 def test_a_foreign_directory_is_not_used(tmp_path: Path) -> None:
     """Any user may make a directory in /tmp: a file that others can write proves nothing."""
     folder = tmp_path / "memory"

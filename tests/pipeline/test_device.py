@@ -10,6 +10,7 @@ import torch
 from node.app.assembly import tells_of_lost
 from node.core.errors import DeviceLost, ExitCode
 from node.model.device import Device
+from node.pipeline import text_budget
 from node.pipeline.device import DeviceThread, Priority
 
 
@@ -95,6 +96,34 @@ async def test_texts_have_their_share_of_a_device_that_trains(share: float, orde
     gate.set()
     await asyncio.gather(*map(asyncio.wrap_future, jobs))
     assert " ".join(ran) == order
+    device.close()
+
+
+async def test_a_long_job_of_training_lets_texts_in_by_their_share(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(text_budget, "TRAINS_S", 0.0)
+    device = DeviceThread(text_share=0.01)
+    ran: list[str] = []
+    begun = asyncio.Event()
+    tell = partial(asyncio.get_running_loop().call_soon_threadsafe, begun.set)
+    gate = threading.Event()
+
+    def layers() -> None:
+        tell()
+        gate.wait()
+        for _ in range(2):
+            device.breathe()
+            ran.append("layer")
+
+    jobs = [device.enqueue(Priority.FORWARD, layers)]
+    await begun.wait()
+    for _ in range(2):
+        job = device.enqueue(Priority.TOKEN, lambda: (busy(0.02), ran.append("text")))
+        jobs.append(job)
+    gate.set()
+    await asyncio.gather(*map(asyncio.wrap_future, jobs))
+    assert ran == ["text", "layer", "layer", "text"]
     device.close()
 
 

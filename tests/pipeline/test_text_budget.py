@@ -1,5 +1,7 @@
 """The share of a device's time that texts may take from training."""
 
+import math
+
 import pytest
 
 from node.pipeline.text_budget import LONGEST_S, TRAINS_S, TextBudget
@@ -30,6 +32,13 @@ def test_nothing_waits_while_the_device_does_not_train() -> None:
     budget.spend(TRAINS_S + 0.05, 0.05, TRAINS_S + 0.1)
     assert budget.wait_s(TRAINS_S + 0.1)
     assert not budget.wait_s(TRAINS_S + 0.11)
+
+
+def test_texts_wait_in_a_job_of_training_however_long_it_takes() -> None:
+    budget = TextBudget(0.1)
+    budget.train(math.inf)
+    budget.spend(1000.0, 0.05, 1000.05)
+    assert budget.wait_s(1000.05) == pytest.approx(0.45)
 
 
 def test_a_long_job_makes_the_next_one_wait_no_longer_than_a_second() -> None:

@@ -485,4 +485,15 @@ def test_a_leader_that_stood_still_or_is_busy_gives_no_work_up(until: float, sla
     assert attempt.results.dropped == ()
 
 
+def test_a_report_read_after_a_stop_of_the_leader_is_not_of_the_future() -> None:
+    leader, plan, last = all_but(2)
+    now = last + 30.0
+    row = MicroBatchDone(plan.paths[-2].index, True, 1.0, 64)
+    leader.handle(ev.MicroBatchesReported(E, plan.hash, (row,)), now)
+    leader.handle(ev.ClockTick(), now)
+    attempt = leader.attempt
+    assert attempt is not None
+    assert attempt.timing.reported == now
+
+
 # ------------------------------------------------------------ the first plan of a run

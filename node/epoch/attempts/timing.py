@@ -67,10 +67,11 @@ class AttemptTimes:
         """The epoch could be committed now, without the members that have not committed."""
         self.enough = min(self.enough, now)
 
-    def stood_still(self, seconds: float) -> None:
-        """The leader's process stood still: nobody was late meanwhile."""
+    def stood_still(self, seconds: float, now: float) -> None:
+        """The leader's process stood still for ``seconds`` until ``now``, by its clock: nobody was
+        late meanwhile."""
         self.late_at += seconds
-        self.reported += seconds
+        self.reported = min(now, self.reported + seconds)
 
     def is_late(self, now: float) -> bool:
         """Return True if a member that has not reported is late, where all others have."""

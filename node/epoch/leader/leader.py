@@ -311,7 +311,7 @@ class Leader:
             timing = self.attempt.timing
             stood_s = now - max(ticked, timing.began)
             if stood_s > GAP_S:
-                timing.stood_still(stood_s)
+                timing.stood_still(stood_s, now)
 
     def _mind_the_silent(self, now: float, slack: float) -> Actions:
         """Ask silent peers whether they live. Silence alone is no death: a peer on a busy machine
