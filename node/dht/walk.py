@@ -21,6 +21,7 @@ from hivemind.p2p import PeerID
 
 from node.core.patience import Took
 from node.core.tasks import Tasks
+from node.identity.faults import PEERS_KEPT
 
 SOURCES = 3
 """Nodes of a walk from which the records under its key are taken. The others are asked only for
@@ -117,6 +118,9 @@ class SwarmNode(DHTNode):
                     named.pop(self.node_id, None)
                     walk.heard(node, named)
         await asyncio.gather(*(self._ask(walk, node) for node in walk.untapped()))
+        # hivemind counts the failures of every node that was ever named, also of invented ones.
+        if len(self.blacklist.ban_counter) > PEERS_KEPT:
+            self.blacklist.ban_counter.clear()
         return walk
 
     async def find_nearest_nodes(

@@ -1,6 +1,6 @@
-"""Drafts of the next tokens of a text, from the text itself: where its last tokens stood before, it
-goes on as it did then. One pass over a draft checks all of its tokens (speculative decoding, arXiv
-2211.17192; drafts from the prompt: "prompt lookup"). Pure.
+"""Drafts of the next tokens of a text by prompt lookup: if the last tokens occurred earlier in the
+text, the draft repeats the continuation of that occurrence. One pass over a draft checks all of its
+tokens (speculative decoding, arXiv 2211.17192). Pure.
 
 Enters: the tokens of a text so far, and how many of each draft were right. Leaves: the next draft.
 Never: a logit.

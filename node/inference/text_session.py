@@ -197,4 +197,5 @@ class TextSession:
         if len(ids) > context:
             first = len(ids) - (context - context // 4)
         self._kept = _Cached(hops, self._dice.getrandbits(63), first, 0, self._version())
+        self._cut = False
         self.begun += 1

@@ -26,7 +26,7 @@ from node.kernels.choice import Facts, KernelDecision, KernelTime, Kind, decide,
 from node.model.device import Device, device_lost, free_cached
 from node.model.kernels import EAGER, Kernels, allow_compiling, compiled, keep_compiled, liger, use
 from node.model.precision import Precision
-from node.model.stages import Blocks, Ends
+from node.model.stages import Blocks, Ends, go_on
 
 LIMIT_S = 90.0
 """Seconds for all trials. A later start of the same stage finds most of its kernels compiled on
@@ -279,12 +279,8 @@ def _twin(module: Ends | Blocks) -> Ends | Blocks:
     held = (*module.parameters(), *module.buffers())
     shared: dict[int, object] = {id(kept): kept for kept in (*held, module.copies)}
     if (pause := vars(module).get("pause")) is not None:
-        shared[id(pause)] = _go_on
+        shared[id(pause)] = go_on
     return copy.deepcopy(module, shared)
-
-
-def _go_on() -> None:
-    """Do not pause."""
 
 
 def _difference(found: list[Tensor], truth: list[Tensor]) -> float:

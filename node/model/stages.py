@@ -298,7 +298,7 @@ class _Model(nn.Module):
     layers: nn.ModuleDict
 
 
-def _go_on() -> None:
+def go_on() -> None:
     """Do not pause."""
 
 
@@ -315,7 +315,7 @@ class _Stage(nn.Module):
         self.settings = settings
         self.layers = layers
         self.recompute = False
-        self.pause: Callable[[], None] = _go_on
+        self.pause: Callable[[], None] = go_on
         self.rope = Rope(settings)
         self.model = _Model()
         self.model.layers = nn.ModuleDict({str(i): Layer(settings) for i in layers})

@@ -2,9 +2,9 @@
 differences of a group, the same at every cell. Leaves: a weight for each cell, the same at every
 cell. Never: a gradient, a loss, a weight of an earlier window.
 
-Cells train on different samples. So the difference of a cell points to where the loss falls on
-text that the other cells have not seen, and its inner product with another difference is a
-first-order estimate of the help of that one on such text. All cells have all differences, so they
+Each cell's difference is a descent direction on text that the other cells have not seen. The inner
+product of two differences estimates, to first order, how much one cell's update lowers the loss on
+the other cell's text. All cells have all differences, so they
 compute the same weights without a message (docs/decisions/032-weights-by-agreement.md).
 """
 

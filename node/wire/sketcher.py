@@ -6,10 +6,10 @@ keep one token of many times the usual size from deciding alone, and weights tha
 what all tokens have in common. So two tensors of the same tokens before and after a stage are
 alike, and those of other tokens are not.
 
-The size of a tensor is the mean of the square roots of its rows' lengths, squared. The root mean
-square would be that of the longest rows: the gradients of a few tokens are many times longer than
-the others while a model is young, and which ones is chance. A mean of logarithms would be that of
-the shortest rows, which may be zeros.
+The size of a tensor is the mean of the square roots of its rows' lengths, squared. The longest rows
+would dominate a root mean square: in a young model the gradients of a few random tokens are many
+times longer than the others. The shortest rows, which may be zero, would dominate a mean of
+logarithms.
 """
 
 import hashlib

@@ -9,7 +9,7 @@ import pytest
 from node.core.ids import PeerId
 from node.core.journey import Hop, Path
 from node.epoch.leader.inspection import LEAST, Inspection, Liar, Usual
-from node.epoch.leader.routing import crossed
+from node.epoch.leader.routing import PARTNERS, crossed
 from node.epoch.peers.observations import Kind, Observation, Observed
 from node.pipeline.events import Direction
 
@@ -256,9 +256,40 @@ def test_who_contradicts_two_others_is_banned() -> None:
     assert (number, liar.peer) == (LEAST, "s1a")
 
 
+def test_two_liars_do_not_hide_each_other() -> None:
+    seen = [pairs(*((liar, f"s2{replica}") for liar in ("s1a", "s3a") for replica in "abc"))]
+    found = judged(Inspection(), seen * LEAST)
+    assert [(number, liar.peer) for number, liar in found] == [(LEAST, "s1a"), (LEAST, "s3a")]
+
+
+def test_of_many_that_contradict_each_other_alike_nobody_is_banned() -> None:
+    seen = [pairs(("s1a", "s2a"), ("s1a", "s2b"), ("s1b", "s2a"), ("s1b", "s2b"))]
+    assert judged(Inspection(), seen * 20) == []
+
+
 def test_who_contradicts_the_leader_is_banned() -> None:
     ((number, liar),) = judged(Inspection(), [pairs((ME, "s1a"))] * LEAST)
     assert (number, liar.peer) == (LEAST, "s1a")
+
+
+def test_few_paths_are_tried_for_two_that_cannot_be_parted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A peer's disputes must not hold the leader's loop."""
+    paths = [
+        Path(i, name(0, 0), (i,), (Hop(1, name(1, 0)), Hop(2, PeerId(f"s2-{i % 100}"))))
+        for i in range(4000)
+    ]
+    apart = {frozenset((name(1, 0), PeerId(f"s2-{i}"))) for i in range(100)}
+    tried: list[int] = []
+
+    def exchanged(one: Path, other: Path, at: int) -> tuple[Path, ...]:
+        tried.append(other.index)
+        return ()
+
+    monkeypatch.setattr("node.epoch.leader.routing._exchanged", exchanged)
+    assert crossed(paths, apart, lambda a, b: True) == tuple(paths)
+    assert len(tried) <= 100 * PARTNERS
 
 
 def test_paths_exchange_the_rest_behind_two_that_should_be_apart() -> None:

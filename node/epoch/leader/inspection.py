@@ -321,15 +321,14 @@ class Inspection:
         return [Liar(peer, why) for peer, why in sorted(found.items())]
 
     def _denying(self, present: Collection[PeerId], me: PeerId) -> list[PeerId]:
-        """The peer that contradicts more of the others than anybody else, and at least two; and
-        peers that contradict this leader. In several epochs."""
+        """Peers that contradict at least two others, and each of these fewer than they do; and
+        peers that contradict this leader. In several epochs. Two liars with equally many
+        contradictions do not hide each other."""
         others = {peer: set[PeerId]().union(*self._record(peer).contradicted) for peer in present}
-        most = max(map(len, others.values()), default=0)
-        largest = [peer for peer, of in others.items() if len(of) == most]
         found: list[PeerId] = []
         for peer, of in sorted(others.items()):
             epochs = sum(map(bool, self._record(peer).contradicted))
-            alone = most >= 2 and largest == [peer]
+            alone = len(of) >= 2 and all(len(of) > len(others.get(p, ())) for p in of)
             if epochs >= LEAST and (alone or me in of):
                 found.append(peer)
         return found

@@ -8,7 +8,7 @@ by peer, the seconds of rounds, the plans that counted.
 from collections import Counter
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from typing import Any
 
 from node.core.ids import ENDS, PeerId
@@ -29,6 +29,10 @@ UNPROVEN_S = 1000.0
 """Assumed seconds of a tensor between two peers that are not proven to reach each other."""
 
 Stages = Mapping[int, Sequence[tuple[PeerId, float]]]
+
+PARTNERS = 128
+"""Paths that are tried for an exchange with one path. Neighbouring paths visit different replicas,
+so one that helps is among the next few; what peers report must not cost the leader more."""
 
 
 class Routing:
@@ -213,9 +217,9 @@ def crossed(
             if key in hopeless or not (ring or frozenset((before, after)) in apart):
                 continue
             hopeless.add(key)
-            for j, other in enumerate(found):
-                exchanged = _exchanged(found[i], other, at)
-                if i != j and exchanged and bad(*exchanged) < bad(found[i], other):
+            for j in islice(chain(range(i + 1, len(found)), range(i)), PARTNERS):
+                exchanged = _exchanged(found[i], found[j], at)
+                if exchanged and bad(*exchanged) < bad(found[i], found[j]):
                     found[i], found[j] = exchanged
                     hopeless.discard(key)
                     break

@@ -82,8 +82,8 @@ class Row(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """The result of one epoch. ``disputes``: pairs of peers of which one says that it sent what the
-    other says it did not get."""
+    """The result of one epoch. ``disputes``: pairs of neighbours whose sketches of the same
+    tensor differ."""
 
     observations: tuple[Observation, ...]
     disputes: frozenset[frozenset[PeerId]]

@@ -63,8 +63,8 @@ class Sharing:
         """Regions that peers write to, by the peer and the region's name."""
         self._asking: set[PeerId] = set()
         self._accepting: set[PeerId] = set()
-        """Peers whose regions are being taken: who asked them as well would have two pairs, of
-        which each side might keep another one."""
+        """Peers in an exchange that they began. A second exchange with the same peer would create
+        two pairs, and the two sides might keep different ones."""
         self._tried: Newest[PeerId, tuple[float, str]] = Newest(PEERS_KEPT)
         """When a peer was asked last, and why memory is not shared with it, "" if it is."""
 
