@@ -132,6 +132,16 @@ async def test_records_are_found_by_a_reader_that_knows_only_nodes_far_from_them
     assert {member.me for member in members} <= set(found)
 
 
+async def test_failures_of_invented_nodes_are_forgotten(crowd, monkeypatch) -> None:
+    monkeypatch.setattr("node.dht.walk.PEERS_KEPT", 8)
+    reader = crowd.directories[-1]
+    counted = reader._node.blacklist.ban_counter
+    for number in range(9):
+        counted[PeerID(bytes((number,)))] = 1
+    await reader.look(TOPIC)
+    assert not counted
+
+
 async def test_nodes_that_do_not_answer_hold_up_neither_a_post_nor_a_reading(crowd, body) -> None:
     near = crowd.nearest()
     reader, *members = [crowd.directories[i] for i in near[-MEMBERS:]]
