@@ -7,6 +7,7 @@ import pytest
 
 from node.core.ids import PeerId
 from node.inference.drafts import ALIKE, FIRST, MOST, Drafts
+from node.inference.text_session import MOST_STALE
 from node.pipeline.texts import TextKey, TextTable
 from tests.pipeline.test_texts import LONG, PROMPT, Writer, watch_lengths, writing
 
@@ -179,6 +180,22 @@ async def test_a_hop_with_older_software_gets_no_drafts(make_swarm, older):
     assert await writer.write(5) == wanted
     assert writer.session.drafts is None
     assert writer.session.begun == 2
+
+
+async def test_a_lost_peer_does_not_end_the_drafts_of_a_text(make_swarm):
+    """Nothing of a new cache was cut, so no failure of it tells of older software."""
+    versions = [3]
+    writer = await writing(make_swarm, replicas=2)
+    writer.session._version = lambda: versions[-1]
+    wanted = writer.alone(5)
+    wrong = (wanted[len(PROMPT)] + 1) % 30
+    writer.session.drafts = Given([wrong])
+    await writer.write(1)
+    versions.append(3 + MOST_STALE)
+    [lost] = [hop.peer for hop in writer.session._kept.hops if hop.stage == 2]
+    await writer.swarm.kill(str(lost))
+    assert await writer.write(4) == wanted
+    assert writer.session.drafts is not None
 
 
 async def test_a_stage_without_memory_for_texts_judges_drafts_all_the_same(make_swarm):

@@ -474,7 +474,7 @@ def test_an_epoch_is_closed_without_its_last_few_late_micro_batches(
 @pytest.mark.parametrize(("until", "slack"), [(30.0, 0.0), (4.5, 2.0)])
 def test_a_leader_that_stood_still_or_is_busy_gives_no_work_up(until: float, slack: float) -> None:
     leader, plan, last = all_but(1)
-    for seconds in (1.0, 2.0, 3.0, until):
+    for seconds in (1.0, 2.0, 3.0, 4.0, until):
         leader.handle(ev.ClockTick(slack=slack), last + seconds)
     assert leader.phase is Phase.RUN
     row = MicroBatchDone(plan.paths[-1].index, True, 1.0, 64)
