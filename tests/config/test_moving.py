@@ -14,6 +14,7 @@ import pytest
 
 from node.app import launch, peer
 from node.app.assembly import check_room
+from node.app.capacity import check_memory
 from node.app.daemon import Daemon
 from node.app.node import Node
 from node.app.peer import Peer
@@ -23,7 +24,7 @@ from node.consensus.rules import ChangeStatus, Rules
 from node.core.errors import TimedOut, UsageFault
 from node.core.ids import CellId
 from node.core.journey import Version
-from node.manifest import Manifest
+from node.manifest import Manifest, amended
 from node.telemetry.events import Journal
 from testbed.fakes.clock import VirtualClock
 
@@ -38,6 +39,7 @@ def config(tmp_path: Path, environ: dict[str, str] | None = None, **flags: Any) 
 def hosting(stage: int, memory: int = 1 << 40, main: int = 0) -> Any:
     return SimpleNamespace(
         stage=SimpleNamespace(stage=stage, version=Version(0)),
+        memory=SimpleNamespace(casts=True),
         memory_limit=memory,
         main_memory=main,
     )
@@ -170,6 +172,32 @@ def test_a_change_exceeding_memory_is_reported(d: FakeDaemon) -> None:
     assert "main memory" in said.text
     assert "a machine with more" in said.text
     assert "main memory" in d.asked(2)
+
+
+def test_a_change_that_leaves_no_room_for_16_bits_is_reported(
+    d: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon goes on in the format it began in, and the next start finds another one."""
+    monkeypatch.setattr("node.app.capacity.bf16_units", lambda: True)
+    wide = {
+        "training.mixed_precision": True,
+        "model.d_model": 512,
+        "model.d_ff": 2048,
+        "model.seq_len": 16,
+        "pipeline.micro_batch": 1,
+    }
+    manifest = amended(MANIFEST, wide)
+    found = ((size << 20, check_memory(d.config, manifest, 1, size << 20)) for size in range(1000))
+    least = next(size for size, verdict in found if verdict.ok)
+    d.assembled.memory_limit = least
+    for began, kinds in (False, []), (True, ["change-out-of-memory"]):
+        journal = Journal()
+        d.assembled.memory.casts = began
+        check_room(d.config, manifest, d.assembled, journal)
+        assert [said.kind for said in journal.recent()] == kinds
+    d.assembled.memory_limit = 1 << 40
+    check_room(d.config, manifest, d.assembled, journal)
+    assert len(list(journal.recent())) == 1, "with room for copies there is nothing to say"
 
 
 async def test_a_move_leaves_first_and_stops_last(d: FakeDaemon) -> None:
