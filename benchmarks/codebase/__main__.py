@@ -3,19 +3,26 @@ not have become worse with it.
 
   python -m benchmarks.codebase [--base COMMIT] [--only 1,2,3] [--list] [--json -]
 
-1  statements of node/ and tests/ (docstrings are none; code moved out of node/ is not saved)
-2  files in the largest package; public functions of node/ that the program never reaches; lines
-   over 100 columns; lines the formatter may not touch; classes that share a name
-3  files that an activation, a gradient, a plan and an outer round pass, and the stops of the last
-   two, from the walks in docs/architecture.md
-4  the simulator: schedules, planted bugs, 1,000 peers (about an hour)
-5  speeds and losses beside the earlier commit; benchmarks with rows that must hold (two hours)
-6  the time of `make test` on a fresh clone
+1  sentences that stumble, assignments and expressions of several things at once, long signatures,
+   large classes and packages, functions that the program never reaches, lines over 100 columns
+2  files and stops of an activation, a gradient, a plan and an outer round, from the walks in
+   docs/architecture.md
+3  contracts of the imports, and the machines among them
+4  1,000 recorded schedules, and the demo with a kill, played again (half an hour)
+5  the simulator's schedules and planted bugs; speeds and losses beside the earlier commit;
+   benchmarks with rows that must hold (three hours)
+7  mutants of the state machines (an hour)
+8  the time of `make test` on a fresh clone
+
+6, tasks for newcomers, is tried by people who have only the repository.
 """
 
+import re
+import subprocess
 import sys
+import tomllib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from benchmarks.codebase import large, reading, unchanged
@@ -25,7 +32,7 @@ from benchmarks.codebase.tree import Tree
 from benchmarks.codebase.walks import check, read_walk
 from benchmarks.report import ROOT, Report, chosen, command_line
 
-PARTS = ("1", "2", "3", "4", "5", "6")
+PARTS = ("1", "2", "3", "4", "5", "7", "8")
 BASE = "c2d8ad2"
 TEXTS = ("node", "cli.py", "tests")
 CODE = ("node", "cli.py")
@@ -66,7 +73,7 @@ def main() -> int:
     """Print all; exit 0 when every target holds."""
     parser = command_line(__doc__)
     parser.add_argument("--base", metavar="COMMIT", default=BASE, help=f"default: {BASE}")
-    parser.add_argument("--only", default=",".join(PARTS), help="which of the six")
+    parser.add_argument("--only", default=",".join(PARTS), help="which of them")
     parser.add_argument("--list", action="store_true", help="name what was counted, on stderr")
     args = parser.parse_args()
     report = Report()
@@ -75,15 +82,19 @@ def main() -> int:
     with source.at_commit(ROOT, args.base) as before:
         if "1" in parts:
             read_aloud(report, now, before, named=args.list)
-        if "2" in parts:
             shape(report, now, before, named=args.list)
-        if "3" in parts:
+        if "2" in parts:
             walks(report, now, named=args.list)
+        if "3" in parts:
+            contracts(report)
         if "4" in parts:
-            unchanged.simulator(report)
+            unchanged.replays(report)
         if "5" in parts:
+            unchanged.simulator(report)
             unchanged.beside(report, before, args.base)
-        if "6" in parts:
+        if "7" in parts:
+            unchanged.mutants(report)
+        if "8" in parts:
             unchanged.all_tests(report)
     return report.end(args.json, base=args.base)
 
@@ -142,11 +153,11 @@ def _written(tree: Tree, *folders: str) -> list[source.Source]:
 
 
 def shape(report: Report, now: Tree, before: Tree, *, named: bool) -> None:
-    """Rows 2."""
+    """Rows 1 of larger pieces than sentences."""
     folder, most = source.largest_package(now.under("node"))
     was = " ".join(map(str, source.largest_package(before.under("node"))))
     report.add(
-        f"2 files in the largest package ({folder})",
+        f"1 files in the largest package ({folder})",
         most,
         "",
         f"before {was}",
@@ -155,17 +166,17 @@ def shape(report: Report, now: Tree, before: Tree, *, named: bool) -> None:
     )
     loose, stay = _unwired(now)
     old, _ = _unwired(before)
-    _row(report, "2 public functions that the program never reaches", loose, old, 0, named)
-    report.add("2 the same, waiting to be wired in", len(stay), "", ", ".join(UNWIRED))
+    _row(report, "1 public functions that the program never reaches", loose, old, 0, named)
+    report.add("1 the same, waiting to be wired in", len(stay), "", ", ".join(UNWIRED))
     code = ("cli.py", "node", "testbed", "tests", "benchmarks")
     long, old = source.long_lines(now.under(*code)), source.long_lines(before.under(*code))
-    _row(report, "2 lines over 100 columns", long, old, 0, named)
+    _row(report, "1 lines over 100 columns", long, old, 0, named)
     skipped = source.skipped_formatting(now.under("node"))
     old = source.skipped_formatting(before.under("node"))
-    _row(report, "2 lines of node/ the formatter may not touch", skipped, old, SKIPPED, named)
+    _row(report, "1 lines of node/ the formatter may not touch", skipped, old, SKIPPED, named)
     shared = _flat(source.shared_class_names(now.under("node")))
     old = _flat(source.shared_class_names(before.under("node")))
-    _row(report, "2 classes that share a name", shared, old, SHARED, named)
+    _row(report, "1 classes that share a name", shared, old, SHARED, named)
 
 
 def _unwired(tree: Tree) -> tuple[list[str], list[str]]:
@@ -197,7 +208,7 @@ def _list(found: Iterable[str], named: bool) -> None:
 
 
 def walks(report: Report, now: Tree, *, named: bool) -> None:
-    """Add rows 3 from the page's lists: all files must exist, and each must follow from the one
+    """Add rows 2 from the page's lists: all files must exist, and each must follow from the one
     before."""
     page = (Path(now.root) / "docs" / "architecture.md").read_text()
     for title, (most, old) in WALKS.items():
@@ -205,7 +216,7 @@ def walks(report: Report, now: Tree, *, named: bool) -> None:
         walk = check(now, stops)
         wrong = [f"no {f}" for f in walk.missing] + [f"{a} not with {b}" for a, b in walk.unlinked]
         report.add(
-            f"3 {title[0].lower()}{title[1:]}: files",
+            f"2 {title[0].lower()}{title[1:]}: files",
             len(walk.files),
             "; ".join(wrong) or ("" if walk.files else "not in docs/architecture.md"),
             f"at 82c642a {old or 'none'}",
@@ -221,13 +232,42 @@ def _stops(report: Report, title: str, stops: tuple[str, ...]) -> None:
     """Add a row for the length of a walk."""
     often = [path for path, count in Counter(stops).items() if count > TWICE]
     report.add(
-        f"3 {title[0].lower()}{title[1:]}: stops",
+        f"2 {title[0].lower()}{title[1:]}: stops",
         len(stops),
         "; ".join(often),
         "",
         f"at most {STOPS[title]}, no file more than twice",
         0 < len(stops) <= STOPS[title] and not often,
     )
+
+
+def contracts(report: Report) -> None:
+    """Add rows 3: each contract of pyproject.toml, and how many files are machines by them."""
+    command = [str(Path(sys.executable).with_name("lint-imports")), "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    said = re.search(r"^Contracts: (\d+) kept, (\d+) broken", done.stdout, re.MULTILINE)
+    found = {"kept": 0, "broken": 0}
+    if said:
+        found = {"kept": int(said[1]), "broken": int(said[2])}
+    report.add(
+        "3 contracts of the imports kept",
+        found["kept"],
+        f"of {sum(found.values())}",
+        "",
+        "all",
+        done.returncode == 0 and found["kept"] > 0 and not found["broken"],
+    )
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (pure,) = (one for one in settings["contracts"] if one["id"] == "machines")
+    machines = {path for name in pure["source_modules"] for path in _files_of(name)}
+    report.add("3 files without a clock, a socket, dice or an await", len(machines), "files")
+
+
+def _files_of(module: str) -> Iterator[Path]:
+    """Files of a module or package, as a contract names it."""
+    place = module.replace(".", "/")
+    yield from ROOT.glob(f"{place}.py")
+    yield from ROOT.glob(f"{place}/**/*.py")
 
 
 if __name__ == "__main__":

@@ -2,9 +2,7 @@
 of calls."""
 
 import ast
-import io
 import subprocess
-import tarfile
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
@@ -71,8 +69,9 @@ def at_commit(root: Path, commit: str) -> Iterator[Tree]:
         ["git", "archive", "--format=tar", commit], cwd=root, capture_output=True, check=True
     )
     with tempfile.TemporaryDirectory(prefix="tutti-base-") as folder:
-        with tarfile.open(fileobj=io.BytesIO(archive.stdout)) as tar:
-            tar.extractall(folder, filter="data")
+        # tarfile has filters from Python 3.11.4 on.
+        tar = ["tar", "--extract", "--file=-"]
+        subprocess.run(tar, cwd=folder, input=archive.stdout, check=True)
         yield read(Path(folder))
 
 

@@ -40,6 +40,9 @@ def scope(host: str) -> Scope:
         return Scope.LOOPBACK
     if address.is_link_local:
         return Scope.LINK
+    if isinstance(address, ipaddress.IPv6Address) and address.sixtofour:
+        # Some releases of Python 3.11 call all addresses of 6to4 private.
+        address = address.sixtofour
     # The library calls 100.64.0.0/10 neither private nor global, and documentation ranges, where no
     # packet finds its way, private.
     if address.is_global:

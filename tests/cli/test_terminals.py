@@ -126,8 +126,13 @@ def test_a_reader_that_has_gone_ends_a_command_quietly(home, words):
 @pytest.mark.usefixtures("daemon")
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no such device")
 @pytest.mark.parametrize("words", [("status",), ("peers", "--json"), ("help",)])
-def test_output_that_cannot_be_written_is_said(home, words):
-    with open("/dev/full", "w") as full, started(home, *words, stdout=full) as process:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_cannot_be_written_is_said(home, words, unbuffered):
+    environment = {"PYTHONUNBUFFERED": unbuffered}
+    with (
+        open("/dev/full", "w") as full,
+        started(home, *words, stdout=full, environment=environment) as process,
+    ):
         complaint = process.communicate(timeout=60)[1]
     assert process.returncode == ExitCode.RESOURCES
     assert b"cannot write the output: No space left on device" in complaint

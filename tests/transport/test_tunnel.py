@@ -37,8 +37,16 @@ class Wire:
         if self.end is None:
             raise PeerFault(peer, "cannot be reached")
         near, far = socket.socketpair()
-        self.serving.add(asyncio.ensure_future(self.end.serve(peer, *await streams_of(far))))
+        self.serving.add(asyncio.ensure_future(self._serve(peer, *await streams_of(far))))
         return await streams_of(near)
+
+    async def _serve(self, peer, reader, writer):
+        """Serve a stream, and close it as p2pd's client does."""
+        assert self.end is not None
+        try:
+            await self.end.serve(peer, reader, writer)
+        finally:
+            writer.close()
 
 
 @pytest.fixture

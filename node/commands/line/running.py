@@ -40,7 +40,7 @@ def main(app: click.Command, argv: Sequence[str]) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
     except OSError as error:
-        terminal.mute(sys.stdout, sys.stderr)
+        terminal.mute(sys.stdout)
         return _unwritten(error, words)
     return code
 
