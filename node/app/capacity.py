@@ -208,7 +208,7 @@ def check_memory(
                 stage,
                 limit,
                 micro_batch=p.micro_batch,
-                in_flight=config.limits.in_flight,
+                in_flight=in_flight(config, manifest),
                 rounds=rounds,
                 recompute=mode,
                 width=manifest.optimizer.width,
@@ -230,6 +230,13 @@ def check_memory(
     if found.ok:
         return verdict
     return found
+
+
+def in_flight(config: NodeConfig, manifest: Manifest) -> int:
+    """Most micro-batches that a stage holds at once: those that the ends keep under way, and no
+    more than an epoch has."""
+    epoch = manifest.training.target_batch // manifest.pipeline.micro_batch
+    return min(config.limits.in_flight, epoch)
 
 
 def casts(manifest: Manifest, gpu: bool) -> tuple[bool, ...]:
@@ -335,7 +342,7 @@ def share_places(
     """Number of micro-batches whose gradients may wait here until their origins name them: the
     number in the plan of memory, one for a note on its way, and up to a window more if ``verdict``
     leaves memory beside the stash."""
-    window = config.limits.in_flight
+    window = in_flight(config, manifest)
     counted = stage
     if stage == ENDS:
         counted = manifest.pipeline.stages
@@ -354,7 +361,7 @@ def text_limit(
         return asked
     left = _beside_stash(config, manifest, stage, verdict, gpu)
     each = _gradient_bytes(manifest, stage)
-    places = min(config.limits.in_flight, left // each)
+    places = min(in_flight(config, manifest), left // each)
     return max(1, min(TEXTS, left - places * each))
 
 
@@ -422,7 +429,7 @@ def _planned_stash(
         stash_bytes(m, p.stages, stage, p.micro_batch, verdict.recompute, masked, cast=cast)
         for cast in casts(manifest, gpu)
     )
-    return config.limits.in_flight * (kept + frames_bytes(m, p.micro_batch))
+    return in_flight(config, manifest) * (kept + frames_bytes(m, p.micro_batch))
 
 
 def _free(config: NodeConfig, verdict: Verdict, gpu: bool) -> int:

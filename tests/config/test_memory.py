@@ -212,6 +212,16 @@ def test_where_copies_of_weights_do_not_fit_a_stage_goes_without(
             monkeypatch.setattr("node.app.capacity.bf16_units", lambda: True)
 
 
+def test_memory_is_planned_for_no_more_micro_batches_than_an_epoch_has(tmp_path: Path) -> None:
+    def planned(sequences: int, under_way: int) -> int:
+        training = {"training.target_batch": sequences, "pipeline.micro_batch": 4}
+        ours = config(tmp_path, **{"limits.in_flight": str(under_way)})
+        return check_memory(ours, amended(DEMO, training), 1, 64 * GIB).needed
+
+    assert planned(8, 8) == planned(8, 2) == planned(8, 100)
+    assert planned(8, 1) < planned(8, 2) < planned(64, 8) < planned(64, 16) == planned(64, 17)
+
+
 def test_shares_have_the_planned_places_and_more_where_there_is_memory(tmp_path: Path) -> None:
     config_ = config(tmp_path)
     stage = DEMO.pipeline.stages
