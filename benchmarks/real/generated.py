@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from statistics import harmonic_mean, median
+from statistics import mean, median
 from typing import Any
 
 import torch
@@ -125,14 +125,14 @@ def _at_rest(report: Report, box: Box, model: Any, ids: list[int], prompt: str, 
 
 
 def _together(report: Report, ends: Peer, prompt: str) -> None:
-    """Several texts at once, beside the same texts one after the other. One that repeats itself has
-    several tokens in a pass when it is alone already."""
+    """Several texts at once, beside each of them alone. One that repeats itself has several tokens
+    in a pass when it is alone already."""
     one, four = _rates(ends, prompt, 1.0)
     report.add(
         f"3 tokens a second of {TEXTS} drawn texts at once",
         four / one,
         f"times those of one: {four:.1f} and {one:.1f}",
-        "the same texts one after the other",
+        "the same texts, each alone",
         "at least 2",
         holds=four >= 2 * one,
     )
@@ -141,7 +141,7 @@ def _together(report: Report, ends: Peer, prompt: str) -> None:
         f"3 tokens a second of {TEXTS} texts that repeat themselves at once",
         four / one,
         f"times those of one: {four:.1f} and {one:.1f}",
-        "the same texts one after the other",
+        "the same texts, each alone",
     )
 
 
@@ -291,34 +291,45 @@ def _request(prompt: str, tokens: int, temperature: float = 0.0, seed: int = 0) 
 
 
 def _rates(ends: Peer, prompt: str, temperature: float) -> tuple[float, float]:
-    """Tokens a second of :data:`TEXTS` texts one after the other, and of the same texts
-    together."""
+    """Tokens a second of one of :data:`TEXTS` texts alone, on average, and of all of them while
+    they are all under way. One that has few tokens in a pass goes on when the others have ended:
+    that is no longer a time of several texts."""
     alone: list[float] = []
     together: list[float] = []
     for _ in range(ROUNDS):
-        each = [_rate(ends, prompt, [seed], temperature) for seed in range(TEXTS)]
-        alone.append(harmonic_mean(each))
-        together.append(_rate(ends, prompt, range(TEXTS), temperature))
+        each = [_tokens_of(ends, prompt, [seed], temperature) for seed in range(TEXTS)]
+        alone.append(mean(_rate(one) for one in each))
+        together.append(_rate(_tokens_of(ends, prompt, range(TEXTS), temperature)))
     return median(alone), median(together)
 
 
-def _rate(peer: Peer, prompt: str, seeds: Sequence[int], temperature: float) -> float:
-    """Tokens a second of the texts of these seeds together, from their first token to the last."""
-    begun = threading.Barrier(len(seeds) + 1)
+def _rate(texts: Sequence[Sequence[float]]) -> float:
+    """Tokens a second while all the texts, of tokens at these times, are under way."""
+    began = max(times[0] for times in texts)
+    ended = min(times[-1] for times in texts)
+    return sum(began < at <= ended for times in texts for at in times) / (ended - began)
 
-    def one(client: ControlClient, seed: int) -> int:
-        count = 0
+
+def _tokens_of(
+    peer: Peer, prompt: str, seeds: Sequence[int], temperature: float
+) -> list[list[float]]:
+    """The times of the tokens of each of the texts of these seeds, which are asked for at once and
+    wait for each other's first token."""
+    begun = threading.Barrier(len(seeds))
+
+    def one(client: ControlClient, seed: int) -> list[float]:
+        times: list[float] = []
         for piece in client.generate(_request(prompt, TOKENS // 2, temperature, seed)):
-            if not count and piece.HasField("token"):
+            if not piece.HasField("token"):
+                continue
+            if not times:
                 begun.wait(WAIT_S)
-            count += piece.HasField("token")
-        return count
+            times.append(time.monotonic())
+        return times
 
     with ControlClient(control_socket(peer.home)) as client, ThreadPoolExecutor(len(seeds)) as pool:
         running = [pool.submit(one, client, seed) for seed in seeds]
-        begun.wait(WAIT_S)
-        began = time.monotonic()
-        return sum(future.result() - 1 for future in running) / (time.monotonic() - began)
+        return [future.result() for future in running]
 
 
 def swarm(root: Path, there: Path, **changes: Any) -> tuple[Box, list[Peer]]:

@@ -10,6 +10,10 @@ A pass over texts that are being generated has a row for each text. There the me
 and which library is faster follows from other things than for many rows. The switch is one for the
 whole process, beside whose passes an optimizer may step, so products of few rows call a library by
 an operator of its own. Training never does.
+
+Such a pass is made of many short operations. libgomp lets the threads of an operation sleep before
+the next one where the process has more threads than cores, and waking them takes 0.1 ms, so that
+one thread alone can be as fast as all. It leaves the other cores to other texts and other daemons.
 """
 
 import time
@@ -50,6 +54,12 @@ AS_EXACT = 2.0
 FEW_AS_EXACT = 16.0
 """The same for few rows, whose numbers oneDNN sums in another order: five times the error of MKL at
 two rows, which is 1e-6 of the largest number."""
+
+ROWS = (1, 8, 32)
+"""Numbers of rows of a pass for which the threads are chosen; each decides for those down to the
+one before. Passes over more rows have all threads."""
+ALL_GAIN = 1.3
+"""Least speed over that of one thread at which all threads make a pass over few rows."""
 
 _USUAL, _ONEDNN = "none", "bf16"
 
@@ -187,6 +197,48 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         if rows <= most:
             return _PRODUCTS[way](x, weight, bias)
     return F.linear(x, weight, bias)
+
+
+class PassThreads:
+    """The threads of passes over few rows through the layers of a stage: all that the calling
+    thread has, or one, by a measurement of one layer at the first pass. ``layer(rows)`` takes so
+    many rows through it. Used by the thread that makes the passes: another one's threads would not
+    sleep."""
+
+    def __init__(self, layer: Callable[[int], object]) -> None:
+        self._layer = layer
+        self._alone: dict[int, bool] = {}
+        """By each of :data:`ROWS`: True if one thread makes the pass."""
+
+    @contextmanager
+    def taken(self, rows: int) -> Iterator[None]:
+        """The context of a pass over ``rows`` rows."""
+        threads = torch.get_num_threads()
+        if threads > 1 and not self._alone:
+            self._alone = {few: self._is_better_alone(few, threads) for few in ROWS}
+        alone = next((alone for few, alone in self._alone.items() if rows <= few), False)
+        if alone:
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+    def _is_better_alone(self, rows: int, threads: int) -> bool:
+        """Return True if one thread is nearly as fast as ``threads``, or faster."""
+        seconds: dict[int, list[float]] = {1: [], threads: []}
+        try:
+            for turn in range(FEW_TRIES):
+                if turn > 1 and sum(map(sum, seconds.values())) > FEW_S:
+                    break
+                for number, took in seconds.items():
+                    torch.set_num_threads(number)
+                    began = time.perf_counter()
+                    self._layer(rows)
+                    took.append(time.perf_counter() - began)
+        finally:
+            torch.set_num_threads(threads)
+        return min(seconds[1]) < ALL_GAIN * min(seconds[threads])
 
 
 def _by_mkl(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -30,7 +30,7 @@ from node.model.recompute import recomputed
 from node.model.rope import frequencies, regime
 from node.model.settings import ModelSettings
 from node.model.shapes import head_dim, layers_of, parameter_shapes
-from node.model.text_cache import Turn
+from node.model.text_cache import TextCache, Turn
 from node.model.weight_copies import NO_COPIES, WeightCopies
 from node.wire.tensors import dtype_of
 
@@ -372,6 +372,15 @@ class _Stage(nn.Module):
         for turn in turns:
             turn.cache.advance(turn.count)
         return h_ND
+
+    def extend_through_one(self, count: int) -> None:
+        """Take a text of ``count`` tokens that nobody has asked for through the first layer, whose
+        time stands for that of each."""
+        name, layer = next(iter(self.model.layers.items()))
+        turns = [Turn(TextCache(), count)]
+        h_ND = torch.zeros(count, self.settings.d_model)
+        cos, sin = self.rope.beside(turns, h_ND)
+        cast(Layer, layer).extend(h_ND, cos, sin, int(name), turns)
 
 
 class Ends(_Stage):

@@ -20,7 +20,7 @@ from node.core.memory import let_go
 from node.model.device import brought, free_cached, out_of_memory
 from node.model.documents import ends_of, untrained_in, within
 from node.model.lanes import Lanes, Mark
-from node.model.products import of_texts
+from node.model.products import PassThreads, of_texts
 from node.model.stages import Blocks, Ends
 from node.model.text_cache import TextCache, Turn, text_bytes
 from node.pipeline.events import Crossing, Direction
@@ -196,6 +196,9 @@ class StageMath:
         self.on_gpu = self._device.type == "cuda"
         self.graph_bytes: dict[tuple[int, ...], int] = {}
         self._texts = WeakSet[TextCache]()
+        self._pass_threads: PassThreads | None = None
+        if isinstance(module, Blocks | Ends) and module.layers and self._device.type == "cpu":
+            self._pass_threads = PassThreads(module.extend_through_one)
 
     @property
     def caches_texts(self) -> bool:
@@ -257,7 +260,8 @@ class StageMath:
             for step in able:
                 step.cache.cut(step.past)
             turns = [Turn(step.cache, step.count) for step in able]
-            with self._computing_texts():
+            count = sum(turn.count for turn in turns)
+            with self._computing_texts(), self._threads(count):
                 h_ND = module.extend(torch.cat([self._entering(step) for step in able]), turns)
             pieces = h_ND.split([turn.count for turn in turns])
             for step, piece in zip(able, pieces, strict=True):
@@ -297,6 +301,12 @@ class StageMath:
             if out_of_memory(e):
                 self._forget_texts()
             raise
+
+    def _threads(self, count: int) -> AbstractContextManager[None]:
+        """The threads of a pass over ``count`` tokens."""
+        if self._pass_threads is None:
+            return nullcontext()
+        return self._pass_threads.taken(count)
 
     def _forget_texts(self) -> bool:
         """Free the keys and values of all texts; True if there were any."""

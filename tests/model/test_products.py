@@ -8,7 +8,17 @@ import torch
 import torch.nn.functional as F
 
 from node.model import products
-from node.model.products import FEW, SHAPES, Way, by_onednn, linear, of_texts, prefer_faster
+from node.model.products import (
+    FEW,
+    ROWS,
+    SHAPES,
+    PassThreads,
+    Way,
+    by_onednn,
+    linear,
+    of_texts,
+    prefer_faster,
+)
 
 SETTINGS: Any = torch.backends.mkldnn.matmul
 WAYS: tuple[Way, ...] = ("common", "onednn")
@@ -187,3 +197,68 @@ def test_few_rows_have_a_gradient() -> None:
         linear(torch.ones(1, 5), w).sum().backward()
     assert w.grad is not None
     assert torch.equal(w.grad, torch.ones(3, 5))
+
+
+class Layer:
+    """A layer whose time depends on the threads that torch has."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, seconds: dict[int, dict[int, float]]
+    ) -> None:
+        self._seconds = seconds
+        self._now = 0.0
+        self.passes = 0
+        monkeypatch.setattr(products, "time", self)
+
+    def perf_counter(self) -> float:
+        return self._now
+
+    def __call__(self, rows: int) -> None:
+        self.passes += 1
+        self._now += self._seconds[rows][torch.get_num_threads()]
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def threads_of(passes: PassThreads, rows: int) -> int:
+    with passes.taken(rows):
+        return torch.get_num_threads()
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_pass_over_few_rows_has_one_thread_where_all_are_hardly_faster(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    layer = Layer(monkeypatch, {1: {1: 1, 2: 2}, 8: {1: 1.2, 2: 1}, 32: {1: 1.4, 2: 1}})
+    passes = PassThreads(layer)
+    assert layer.passes == 0, "measured at the first pass"
+    assert [threads_of(passes, rows) for rows in (1, 2, 8, 9, 32, 33)] == [1, 1, 1, 2, 2, 2]
+    measured = layer.passes
+    assert threads_of(passes, 1) == 1
+    assert layer.passes == measured, "measured once"
+    assert torch.get_num_threads() == 2
+    with pytest.raises(ZeroDivisionError), passes.taken(1):
+        _ = 1 / 0
+    assert torch.get_num_threads() == 2, "also after an error"
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_one_thread_has_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.set_num_threads(1)
+    layer = Layer(monkeypatch, {})
+    assert threads_of(PassThreads(layer), 1) == 1
+    assert layer.passes == 0
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_a_slow_layer_is_measured_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = {rows: {1: 60.0, 2: 20.0} for rows in ROWS}
+    layer = Layer(monkeypatch, slow)
+    assert threads_of(PassThreads(layer), 1) == 2
+    assert layer.passes == 2 * 2 * len(ROWS)

@@ -5,6 +5,8 @@ import asyncio
 import threading
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,10 +25,13 @@ from node.pipeline import texts
 from node.pipeline.device import DeviceThread, Priority
 from node.pipeline.events import Claim, Direction
 from node.pipeline.forward_only.batcher import Batcher
-from node.pipeline.frames import frames
+from node.pipeline.forward_only.jobs import ForwardJobs
+from node.pipeline.frames import FrameShape, frames
 from node.pipeline.texts import LATELY_S, TextKey, TextTable
+from node.pipeline.visit_buffers import StageMath, TextStep
 from node.wire.tensors import encode
 from protos import pipeline_pb2 as pb
+from testbed.fakes.clock import VirtualClock
 from testbed.models.visits import read
 from tests.pipeline.conftest import DEEP, MODEL
 
@@ -520,8 +525,6 @@ def test_training_pauses_between_layers_and_computes_the_same(recompute):
 
 def test_passes_over_texts_alone_are_multiplied_in_the_ways_of_few_rows(monkeypatch, device):
     """And give what other ways give; a forward in training has none of them."""
-    from node.pipeline.visit_buffers import StageMath, TextStep
-
     rows: list[int] = []
     by_onednn = products._PRODUCTS["onednn"]
 
@@ -559,8 +562,6 @@ def test_passes_over_texts_alone_are_multiplied_in_the_ways_of_few_rows(monkeypa
 
 def test_a_text_between_two_layers_takes_no_gradient_from_bf16_training(device):
     """Autocast keeps bf16 copies of weights. One that was made for a text would have none."""
-    from node.pipeline.visit_buffers import StageMath, TextStep
-
     model = replace(MODEL, layers=2)
     stage = build(model, 1, 1)
     autocast = partial(torch.autocast, "cpu", dtype=torch.bfloat16)
@@ -581,8 +582,6 @@ def test_a_text_between_two_layers_takes_no_gradient_from_bf16_training(device):
 
 
 def test_the_memory_that_is_set_aside_is_what_a_text_takes():
-    from node.pipeline.visit_buffers import StageMath
-
     math = StageMath(build(MODEL, 3, 1), "fp32")
     assert math.text_bytes(GROWTH + 1) == text_bytes(MODEL, 1, GROWTH + 1)
 
@@ -643,3 +642,30 @@ def test_texts_with_a_turn_lately_are_under_way():
     assert table.under_way(60.0) == 2
     assert table.under_way(60.0 + 2 * LATELY_S) == 1
     assert table.under_way(60.0, guests=True) == 0
+
+
+@pytest.mark.parametrize(
+    ("stages", "under_way", "together"),
+    [(1, 1, 1), (1, 4, 4), (2, 1, 1), (2, 4, 2), (2, 5, 3), (3, 4, 2), (16, 4, 1)],
+)
+async def test_texts_go_in_as_many_passes_as_there_are_stages(
+    device, stages: int, under_way: int, together: int
+):
+    table = TextTable(1000, lambda tokens: tokens)
+    for number in range(under_way):
+        assert table.take(TextKey(PeerId("a"), number, PeerId("b")), 0, 5, 0.0) is not None
+    host = SimpleNamespace(device=device, clock=VirtualClock())
+    shape = FrameShape(1, 8, MODEL.d_model, "fp32", stages)
+    jobs = ForwardJobs(cast(Any, host), StageMath(build(MODEL, 1, 1), "fp32"), shape, table)
+    assert jobs._company(Priority.TOKEN) == together
+    assert jobs._company(Priority.FORWARD_ONLY) == 0, "guests are counted apart"
+
+
+def test_the_layer_that_stands_for_all_leaves_no_trace():
+    stage = build(MODEL, 1, 1)
+    before = {name: value.clone() for name, value in stage.state_dict().items()}
+    with torch.no_grad():
+        stage.extend_through_one(3)
+    assert stage.state_dict().keys() == before.keys()
+    for name, value in stage.state_dict().items():
+        assert torch.equal(value, before[name])

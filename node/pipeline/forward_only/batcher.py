@@ -15,7 +15,7 @@ Waiting = deque[tuple[In, Future[Any]]]
 """Items that wait for a pass, in order of arrival, and where their results go."""
 PATIENCE = 0.5
 """Share of the time of a pass for which an item waits for others."""
-PATIENCE_S = 0.02
+PATIENCE_S = 0.05
 """Most seconds for which it waits."""
 SMALL = 9
 """Size up to which items come one for each text: a token, and a draft of the next ones."""
@@ -31,10 +31,9 @@ class Batcher(Generic[In, Out]):
     items are computed one by one, so that one of them cannot spoil the others. The total ``size``
     of the items of a pass is at most ``most``, unless one item alone is larger.
 
-    ``company(priority)``: number of items up to :data:`SMALL` that come about as often as each
-    other, for example one for each text under way. Such an item waits for the others, but only for
-    a part of the time that a pass takes: items that were in one pass of the hop before stay
-    together.
+    ``company(priority)``: number of items up to :data:`SMALL` that should be in one pass, such as
+    the next tokens of several texts. Such an item waits for others until they are that many, but
+    only for a part of the time that a pass takes. Items that were in one pass stay together.
     """
 
     def __init__(

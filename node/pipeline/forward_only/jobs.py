@@ -1,6 +1,7 @@
 """Forward-only work on the device: whole passes, and turns of texts."""
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -40,24 +41,26 @@ class ForwardJobs:
     """The jobs of forward-only work on the device thread. ``texts``: keys and values that are kept
     between the turns of a text."""
 
-    def __init__(self, host: Host, math: StageMath, shape: FrameShape, texts: TextTable) -> None:
+    def __init__(
+        self, host: Host, stage_math: StageMath, shape: FrameShape, texts: TextTable
+    ) -> None:
         self._host = host
-        self._math = math
+        self._math = stage_math
         self._shape = shape
         self.texts = texts
         self._steps = Batcher[TextStep, memoryview](
             host.device,
-            math.extend_texts,
+            stage_math.extend_texts,
             lambda step: step.count,
             TOKENS_AT_ONCE,
-            self._texts_under_way,
+            self._company,
         )
         self._heads = Batcher[FrameReader, Tensor](
             host.device,
-            math.text_logits,
+            stage_math.text_logits,
             self._positions,
             LOGITS_AT_ONCE,
-            self._texts_under_way,
+            self._company,
         )
         self._expiring: asyncio.TimerHandle | None = None
 
@@ -153,9 +156,12 @@ class ForwardJobs:
     def _positions(self, reader: FrameReader) -> int:
         return reader.nbytes // self._shape.nbytes(1, 1, self._shape.forward_only)
 
-    def _texts_under_way(self, priority: Priority) -> int:
+    def _company(self, priority: Priority) -> int:
+        """Texts of one pass where all that are under way are in as many passes as there are stages:
+        each stage has one then."""
         guests = priority is not Priority.TOKEN
-        return self.texts.under_way(self._host.clock.now(), guests=guests)
+        texts = self.texts.under_way(self._host.clock.now(), guests=guests)
+        return math.ceil(texts / self._shape.stages)
 
     def close(self) -> None:
         """End the timer."""
