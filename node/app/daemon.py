@@ -623,6 +623,10 @@ class Daemon(Node):
         self.role = "ends" if stage == ENDS else "stage"
         built = resident(os.getpid()) + self.memory_beside()[0]
         self.memory_process = max(0, built - a.parameter_bytes) + KERNELS
+        if not a.device.is_cuda:
+            # Building has loaded more of the libraries, and the limit was made for less.
+            more = max(0, self.memory_process - process)
+            a = replace(a, memory_limit=max(0, a.memory_limit - more))
         takes = main_memory(manifest, stage, a.memory, a.device.is_cuda)
         self.pledges.pledge(self.memory_process - of_files(os.getpid()) + takes)
         self.stage_tasks.spawn(self._keep_pledge(), "pledge", eternal=True)
