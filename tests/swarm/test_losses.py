@@ -125,6 +125,10 @@ def test_a_peer_that_only_libp2p_reaches_takes_part(swarm, full_disk):
     swarm.digests_equal()
     other = swarm.made["stage-1-0"]
     ways = {peer.label: "tunnel", "stage-2-1": "direct"}
+    for name in ways:
+        # A way is made for what goes over it, and plans may send nothing from here to there.
+        said = swarm.tutti("ping", name, "-c", "1", home=other.home)
+        assert said.returncode == 0, said.stderr
 
     def shown() -> bool:
         seen = {p.name: p.path for p in other.peers().peers}
