@@ -3,10 +3,13 @@
 import asyncio
 import os
 import signal
+import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
+from hivemind.utils.multiaddr import Multiaddr
 
 from node.core.clock import Clock, SystemClock
 from node.core.errors import UsageFault, WireError
@@ -152,6 +155,35 @@ async def test_being_alone_is_reported_once(swarm) -> None:
 
     assert await eventually(lambda: any(e.kind == "alone" for e in journal.recent(10)))
     assert [event.level for event in journal.recent(10) if event.kind == "alone"] == ["warning"]
+
+
+async def test_an_address_that_refuses_is_not_dialled_by_p2pd(swarm, monkeypatch) -> None:
+    """p2pd would not try it again for seconds, and the peer there may be about to start."""
+    with socket.socket() as later:
+        later.bind(("127.0.0.1", 0))
+        where = f"/ip4/127.0.0.1/tcp/{later.getsockname()[1]}"
+        directory, p2p = await swarm.node()
+        dialled: list[str] = []
+
+        async def connect(who: object, addresses: Sequence[Multiaddr]) -> None:
+            dialled.extend(map(str, addresses))
+            raise P2PDaemonError("nobody")
+
+        monkeypatch.setattr(p2p._client, "connect", connect)
+        peer = swarm.identity().peer_id
+
+        async def met(*addresses: str) -> list[str]:
+            dialled.clear()
+            found = [Multiaddr(address) for address in addresses]
+            assert not await directory._meet(p2p, directory._node, peer, found)
+            return dialled
+
+        assert await met(where) == []
+        assert await met(where, f"{where}/ws") == [where, f"{where}/ws"], "p2pd may know better"
+        unknown = "/ip4/127.0.0.1/udp/9/quic"
+        assert await met(unknown) == [unknown]
+        later.listen()
+        assert await met(where) == [where]
 
 
 @pytest.mark.parametrize(
