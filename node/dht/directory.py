@@ -27,6 +27,7 @@ from node.dht.settings import DirectorySettings
 from node.dht.topics import PEERS, check_posting, key_of, wrap
 from node.dht.walk import SwarmNode
 from node.identity.keys import Identity, peer_id_of, public_key_of
+from node.reach.knock import refused
 from node.telemetry.events import Journal, RateLimitedLog
 
 _DOWN = (
@@ -50,8 +51,6 @@ processor time, every few seconds, for ever."""
 FRESH_S = 0.5
 """A walk that posts a record asks as many nodes as a walk for a reading, and gets all records. So
 a reading that begins within these seconds of such a walk asks nobody."""
-KNOCK_S = 1.0
-"""Longest wait for an address to take or refuse a connection before p2pd dials it."""
 ATTACH_S = 120.0
 """For p2pd to take the DHT's handlers. Its supervisor replaces one that does not answer sooner, and
 hivemind waits for ever for one that is gone."""
@@ -375,9 +374,12 @@ class Directory:
     ) -> bool:
         who = PeerID.from_base58(peer)
         client: Any = p2p._client  # the public face of P2P has no way to dial an address
-        if await _refused(addresses):
-            return False
         try:
+            if await refused([str(address) for address in addresses]):
+                # It may have dialled this peer.
+                connected = {one.peer_id for one in await p2p.list_peers()}
+                if who not in connected:
+                    return False
             async with self._in_time():
                 await client.connect(who, addresses)
             async with self._in_time():
@@ -421,25 +423,6 @@ class Directory:
 
     def _tell(self, kind: str, text: str, level: str = "info", **fields: int) -> None:
         self._journal.emit("dht", kind, text, level=level, **fields)
-
-
-async def _refused(addresses: Iterable[Multiaddr]) -> bool:
-    """Return True if all addresses are plain TCP and refuse a connection now, as those of a peer
-    that is about to start. p2pd dials an address that refused not again for five seconds, so it is
-    not asked to."""
-    with contextlib.suppress(OSError, TimeoutError):
-        async with asyncio.timeout(KNOCK_S):
-            for address in addresses:
-                match str(address).split("/"):
-                    case ["", _, host, "tcp", port]:
-                        with contextlib.suppress(ConnectionRefusedError):
-                            _, writer = await asyncio.open_connection(host, int(port))
-                            writer.close()
-                            return False
-                    case _:
-                        return False
-            return True
-    return False
 
 
 async def _caught(search: Coroutine[Any, Any, Any]) -> Any:

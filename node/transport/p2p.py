@@ -64,6 +64,7 @@ from node.reach.interfaces import (
     wildcards,
     without_own_bridges,
 )
+from node.reach.knock import refused
 from node.reach.ladder import Rung
 from node.telemetry.events import Journal, JournalHandler
 from node.transport import links
@@ -337,6 +338,8 @@ class P2pDaemon:
         async def one(text: str) -> str:
             try:
                 address, peer = split_multiaddr(text)
+                if peer not in self.links and await refused([text]):
+                    return "it refuses the connection"
                 await self.reach(peer, timeout, (address,))
             except WireError as e:
                 return str(e)
