@@ -180,6 +180,8 @@ class GroupFinder(rpc.CellsServicer):
                         "warning",
                         cell=caller,
                     )
+                case machine.Unbar(caller):
+                    self._barred.pop(caller, None)
                 case machine.GroupFormed(key, members):
                     search.group = self._group(search, key, members, shown or search.answers)
         search.changed.set()

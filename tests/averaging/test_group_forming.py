@@ -125,6 +125,18 @@ def test_a_caller_that_names_no_group_is_barred():
     )
 
 
+def test_a_caller_that_names_its_group_late_is_not_barred_any_more():
+    """On a busy machine the name may come after the offer has stopped to bind."""
+    group = frozenset({A, B})
+    machine = told(
+        reading(A, B, C),
+        (6.0, f.Offered(B, "key"), takes(B)),
+        (13.0, f.TimePassed(), [f.Post("key"), f.ReadCells("key"), f.BarCaller(B)]),
+        (13.1, f.GroupNamed(B, "key", group), [f.Unbar(B), GroupFormed("key", group)]),
+    )
+    assert not machine.barred
+
+
 def test_a_group_nobody_accepted_is_not_believed():
     named = f.GroupNamed(B, "key", frozenset({A, B}))
     told(

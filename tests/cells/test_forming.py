@@ -4,6 +4,7 @@ or pretend to be others."""
 import asyncio
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import grpc
@@ -146,6 +147,38 @@ def test_a_caller_that_goes_silent_costs_one_turn_and_is_barred(world: World):
     for leader in leaders:
         (event,) = leader.events("caller-barred")
         assert event.fields["cell"] == first
+
+
+class Late(GroupFinder):
+    """Finder that names its group when its offer binds nobody any more, while `late` is True."""
+
+    late = True
+
+    def _name(self, search, key, members) -> None:
+        name = partial(super()._name, search, key, members)
+        if self.late:
+            asyncio.get_running_loop().call_later(TIMES.lock, name)
+        else:
+            name()
+
+
+class LateLeader(Leader):
+    finds = Late
+
+
+def test_a_cell_that_named_its_group_late_is_met_in_the_next_window(world: World):
+    first, second = by_turn([cell_id(1), cell_id(2)])
+    late = LateLeader(world, int(first, 16))
+    other = Leader(world, int(second, 16))
+    met: list[bool] = []
+    for n in range(2):
+        start = START + n * 300.0
+        late.looks(window=WINDOW + n, start=start)
+        met.append(all_look([other], window=WINDOW + n, start=start)[second] is not None)
+        late.finder.late = False
+    assert met == [True, True]
+    (event,) = other.events("caller-barred")
+    assert event.fields["cell"] == first
 
 
 def test_a_barred_cell_is_met_again_when_the_windows_are_over(world: World):

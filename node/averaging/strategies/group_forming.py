@@ -7,8 +7,9 @@ All times count from the window's start, which is the same for everybody up to t
 Cells under one key are ordered by the hash of (window, key, cell), and each has a turn in that
 order. The caller of a turn offers a group to all cells it saw; a free cell accepts and keeps itself
 free for this caller only, for ``Times.lock``; the caller names some of the cells that accepted. A
-caller that never names its group costs the cells that accepted one turn, and they bar it. Cells
-that found no group try once more under a shorter key.
+caller that never names its group costs the cells that accepted one turn, and they bar it, unless
+it names them late and they are still free. Cells that found no group try once more under a shorter
+key.
 
 A group counts for a member only if the member itself accepted it, so two groups of one window never
 share a member. A cell that the naming did not reach learns of it with the first message of the
@@ -156,6 +157,13 @@ class BarCaller:
 
 
 @dataclass(frozen=True, slots=True)
+class Unbar:
+    """``caller`` named its group after all: take its offers again. It was only late."""
+
+    caller: CellId
+
+
+@dataclass(frozen=True, slots=True)
 class GroupFormed:
     """Done: the group, ourselves included, formed under ``key``."""
 
@@ -176,6 +184,7 @@ Action = (
     | NameGroup
     | Release
     | BarCaller
+    | Unbar
     | GroupFormed
     | WindowSkipped
 )
@@ -364,7 +373,10 @@ class GroupForming:
                 return []
             return self._give_up_caller()
         self.done = GroupFormed(event.key, event.members)
-        return [self.done]
+        if event.caller not in self.barred:
+            return [self.done]
+        self.barred.discard(event.caller)
+        return [Unbar(event.caller), self.done]
 
     def _give_up_caller(self) -> list[Action]:
         caller = self._bound
