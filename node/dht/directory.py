@@ -376,8 +376,9 @@ class Directory:
         client: Any = p2p._client  # the public face of P2P has no way to dial an address
         try:
             if await refused([str(address) for address in addresses]):
-                # It may have dialled this peer.
-                connected = {one.peer_id for one in await p2p.list_peers()}
+                async with self._in_time():
+                    connected = {one.peer_id for one in await p2p.list_peers()}
+                # One that nobody can dial may have dialled this peer.
                 if who not in connected:
                     return False
             async with self._in_time():

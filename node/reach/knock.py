@@ -1,17 +1,18 @@
-"""A knock at the addresses of a peer, before p2pd dials them. p2pd leaves an address alone for five
-seconds after it has failed, and a peer that is about to start refuses until then."""
+"""A knock at the addresses of a peer before p2pd dials them. After a failure p2pd leaves an address
+alone for five seconds, and a peer that is about to start refuses until then."""
 
 import asyncio
 import contextlib
+import ipaddress
 from collections.abc import Sequence
 
 KNOCK_S = 1.0
-"""Longest wait for addresses to take or refuse a connection. What takes longer is p2pd's to find
-out."""
+"""Longest wait, in seconds, until an address takes or refuses a connection."""
 
 
 async def refused(addresses: Sequence[str]) -> bool:
-    """Return True if all multiaddrs, at least one, are plain TCP and refuse a connection now."""
+    """Return True if there are multiaddrs and each is plain TCP of an IP address that refuses a
+    connection now. Raises nothing: a peer may claim any text as its address."""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(KNOCK_S):
             for address in addresses:
@@ -27,9 +28,12 @@ async def refused(addresses: Sequence[str]) -> bool:
 
 
 def _tcp(address: str) -> tuple[str, int] | None:
-    """Host and port of a multiaddr that is nothing but TCP; None for another, such as that of a
-    relay."""
+    """IP address and port of a plain TCP multiaddr. None for any other text, such as a name, whose
+    look-up may take long, or the address of a relay."""
     match address.partition("/p2p/")[0].split("/"):
-        case ["", _, host, "tcp", port] if "/p2p-circuit" not in address:
-            return host, int(port)
+        case ["", "ip4" | "ip6", host, "tcp", port] if "/p2p-circuit" not in address:
+            with contextlib.suppress(ValueError):
+                where = str(ipaddress.ip_address(host)), int(port)
+                if 0 < where[1] < 1 << 16:
+                    return where
     return None

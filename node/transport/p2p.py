@@ -339,7 +339,7 @@ class P2pDaemon:
             try:
                 address, peer = split_multiaddr(text)
                 if peer not in self.links and await refused([text]):
-                    return "it refuses the connection"
+                    return "nobody listens there"
                 await self.reach(peer, timeout, (address,))
             except WireError as e:
                 return str(e)

@@ -178,6 +178,21 @@ async def test_an_address_that_refuses_is_not_dialled_by_p2pd(swarm, monkeypatch
         assert dialled == [where]
 
 
+async def test_a_peer_that_nobody_can_dial_is_met_over_its_own_connection(swarm) -> None:
+    directory, p2p = await swarm.node()
+    other, _ = await swarm.node(await addresses(p2p))
+    assert await eventually(lambda: other.neighbours == 1)
+    nobody = [Multiaddr("/ip4/127.0.0.1/tcp/1")]
+    assert await directory._meet(p2p, directory._node, other.me, nobody)
+
+
+async def test_a_name_that_is_none_is_no_peer(swarm) -> None:
+    """Anybody may claim it as its address."""
+    directory, p2p = await swarm.node()
+    claimed = [Multiaddr(f"/dns4/{70 * 'a'}/tcp/5")]
+    assert not await directory._meet(p2p, directory._node, swarm.identity().peer_id, claimed)
+
+
 @pytest.mark.parametrize(
     "address", ["", "nonsense", "/ip4/127.0.0.1/tcp/1", "/ip4/1.2.3.4/tcp/1/p2p/QmWrong", "/p2p/x"]
 )

@@ -1,5 +1,6 @@
 """A knock at addresses: which are dialled, and which are left alone for now."""
 
+import itertools
 import socket
 
 import pytest
@@ -35,10 +36,19 @@ async def test_one_address_that_takes_connections_is_enough(closed: str) -> None
         "{closed}/ws",
         "{closed}/p2p/12D3KooW/p2p-circuit",
         "/ip4/127.0.0.1",
-        "/dns4/nowhere.invalid/tcp/9",
+        "/dns4/localhost/tcp/9",
+        "/dns4/" + 70 * "a" + "/tcp/9",
         "/ip6zone/lo/ip6/::1/tcp/9",
+        "/ip4/127.0.0.1/tcp/0",
+        "/ip4/127.0.0.1/tcp/99999",
+        "/ip4/127.0.0.1/tcp/-1",
+        "/ip4/127.0.0.1/tcp/" + 5000 * "9",
+        "/ip4/127.0.0.1/tcp/x",
+        "/ip4/" + 70 * "a" + "/tcp/9",
+        "/ip4/\0/tcp/9",
         "",
     ],
+    ids=itertools.count(),
 )
 async def test_what_is_no_plain_tcp_is_left_to_p2pd(closed: str, address: str) -> None:
     assert not await refused([address.format(closed=closed)])
