@@ -4,7 +4,7 @@
 """
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from typing import TypeVar
 
@@ -75,3 +75,14 @@ def pytest_collection_finish() -> None:
     """Exempt objects that all tests share from the search for garbage, which the simulator's tests
     start after each test."""
     gc.freeze()
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    """Give torch two threads for one operation."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)

@@ -77,7 +77,7 @@ with tempfile.TemporaryDirectory() as home:
 
 
 def replays(report: Report) -> None:
-    """Rows 4: schedules and a demo whose machines were recorded, and are played again."""
+    """Rows 4: recordings of schedules and of a demo, and their replays."""
     words = ("benchmarks.simulator", "--replay", "--schedules", str(REPLAYED))
     for row in _json(ROOT, "-m", *words, may_fail=True)["results"]:
         report.add(*(row[k] for k in ("name", "value", *FIELDS)))

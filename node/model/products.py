@@ -56,10 +56,10 @@ FEW_AS_EXACT = 16.0
 two rows, which is 1e-6 of the largest number."""
 
 ROWS = (1, 8, 32)
-"""Numbers of rows of a pass for which the threads are chosen; each decides for those down to the
-one before. Passes over more rows have all threads."""
+"""Numbers of rows of a pass that are tried for the choice of its threads; each decides for those
+down to the one before. A pass over more rows has all threads."""
 ALL_GAIN = 1.3
-"""Least speed over that of one thread at which all threads make a pass over few rows."""
+"""Least speed of all threads over that of one thread for a choice of all threads."""
 
 _USUAL, _ONEDNN = "none", "bf16"
 
@@ -200,19 +200,20 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 class PassThreads:
-    """The threads of passes over few rows through the layers of a stage: all that the calling
-    thread has, or one, by a measurement of one layer at the first pass. ``layer(rows)`` takes so
-    many rows through it. Used by the thread that makes the passes: another one's threads would not
-    sleep."""
+    """Choice of torch's threads for passes over few rows through a stage: one thread, or all of
+    the calling thread, by a measurement of one layer at the first pass. ``layer(rows)`` computes
+    the layer for so many rows. Measurement and passes need the same calling thread, because its
+    pool of threads is what sleeps."""
 
     def __init__(self, layer: Callable[[int], object]) -> None:
         self._layer = layer
         self._alone: dict[int, bool] = {}
-        """By each of :data:`ROWS`: True if one thread makes the pass."""
+        """True for each of :data:`ROWS` with one thread; empty before the measurement."""
 
     @contextmanager
     def taken(self, rows: int) -> Iterator[None]:
-        """The context of a pass over ``rows`` rows."""
+        """The context of a pass over ``rows`` rows. The number of MKL's threads is one for the
+        process, so products of other threads have one thread meanwhile too."""
         threads = torch.get_num_threads()
         if threads > 1 and not self._alone:
             self._alone = {few: self._is_better_alone(few, threads) for few in ROWS}
@@ -225,7 +226,8 @@ class PassThreads:
             torch.set_num_threads(threads)
 
     def _is_better_alone(self, rows: int, threads: int) -> bool:
-        """Return True if one thread is nearly as fast as ``threads``, or faster."""
+        """Return True if ``threads`` threads gain less than :data:`ALL_GAIN` over one. Takes about
+        :data:`FEW_S`, and at least two passes with each."""
         seconds: dict[int, list[float]] = {1: [], threads: []}
         try:
             for turn in range(FEW_TRIES):

@@ -373,14 +373,14 @@ class _Stage(nn.Module):
             turn.cache.advance(turn.count)
         return h_ND
 
-    def extend_through_one(self, count: int) -> None:
-        """Take a text of ``count`` tokens that nobody has asked for through the first layer, whose
-        time stands for that of each."""
+    def extend_first_layer(self, count: int) -> Tensor:
+        """Hidden states [count, D] of a new text of zeros behind the first layer. A measurement of
+        a layer's time; the cache of the text is thrown away."""
         name, layer = next(iter(self.model.layers.items()))
         turns = [Turn(TextCache(), count)]
         h_ND = torch.zeros(count, self.settings.d_model)
         cos, sin = self.rope.beside(turns, h_ND)
-        cast(Layer, layer).extend(h_ND, cos, sin, int(name), turns)
+        return cast(Layer, layer).extend(h_ND, cos, sin, int(name), turns)
 
 
 class Ends(_Stage):

@@ -198,7 +198,7 @@ class StageMath:
         self._texts = WeakSet[TextCache]()
         self._pass_threads: PassThreads | None = None
         if isinstance(module, Blocks | Ends) and module.layers and self._device.type == "cpu":
-            self._pass_threads = PassThreads(module.extend_through_one)
+            self._pass_threads = PassThreads(module.extend_first_layer)
 
     @property
     def caches_texts(self) -> bool:

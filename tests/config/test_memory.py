@@ -29,6 +29,7 @@ from node.model.cost import LOGITS_AT_ONCE, LOGITS_LEAST, Verdict
 from node.model.device import CONTEXT
 from node.telemetry import resources
 from node.transport.shared.region import MOST, SUPPORTED
+from tests.config.conftest import MIXED, WIDE
 
 GIB = 1 << 30
 DEMO = Manifest.default_demo()
@@ -132,14 +133,8 @@ def test_a_run_in_two_formats_is_planned_for_the_larger(
 ) -> None:
     """The faster format is measured after the stage is built."""
     monkeypatch.setattr("node.app.capacity.bf16_units", lambda: units)
-    mixed = amended(DEMO, {"training.mixed_precision": True})
-    wide = {
-        "model.d_model": 512,
-        "model.d_ff": 2048,
-        "model.seq_len": 16,
-        "pipeline.micro_batch": 1,
-    }
-    for few_tokens in ({}, wide):
+    mixed = amended(DEMO, MIXED)
+    for few_tokens in ({}, WIDE):
         plain, both = (
             check_memory(config(tmp_path), amended(m, few_tokens), 1, 64 * GIB).needed
             for m in (DEMO, mixed)
@@ -183,14 +178,7 @@ def test_where_copies_of_weights_do_not_fit_a_stage_goes_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine with units for bf16 can do what the same machine without them can."""
-    wide = {
-        "training.mixed_precision": True,
-        "model.d_model": 512,
-        "model.d_ff": 2048,
-        "model.seq_len": 16,
-        "pipeline.micro_batch": 1,
-    }
-    m = amended(DEMO, wide)
+    m = amended(DEMO, WIDE | MIXED)
     ours = config(tmp_path)
 
     def least(units: bool) -> int:

@@ -27,6 +27,7 @@ from node.core.journey import Version
 from node.manifest import Manifest, amended
 from node.telemetry.events import Journal
 from testbed.fakes.clock import VirtualClock
+from tests.config.conftest import MIXED, WIDE
 
 MANIFEST = Manifest.default_demo()
 CELL = CellId("b" * 16)
@@ -179,14 +180,7 @@ def test_a_change_that_leaves_no_room_for_16_bits_is_reported(
 ) -> None:
     """The daemon goes on in the format it began in, and the next start finds another one."""
     monkeypatch.setattr("node.app.capacity.bf16_units", lambda: True)
-    wide = {
-        "training.mixed_precision": True,
-        "model.d_model": 512,
-        "model.d_ff": 2048,
-        "model.seq_len": 16,
-        "pipeline.micro_batch": 1,
-    }
-    manifest = amended(MANIFEST, wide)
+    manifest = amended(MANIFEST, WIDE | MIXED)
     found = ((size << 20, check_memory(d.config, manifest, 1, size << 20)) for size in range(1000))
     least = next(size for size, verdict in found if verdict.ok)
     d.assembled.memory_limit = least

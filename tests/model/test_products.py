@@ -200,7 +200,7 @@ def test_few_rows_have_a_gradient() -> None:
 
 
 class Layer:
-    """A layer whose time depends on the threads that torch has."""
+    """A layer with a time for each number of rows and of torch's threads, in seconds."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, seconds: dict[int, dict[int, float]]
@@ -216,14 +216,6 @@ class Layer:
     def __call__(self, rows: int) -> None:
         self.passes += 1
         self._now += self._seconds[rows][torch.get_num_threads()]
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 def threads_of(passes: PassThreads, rows: int) -> int:

@@ -37,14 +37,6 @@ def matrix_by_matrix() -> Iterator[None]:
         yield
 
 
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
-
-
 def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
     """Norm of the difference divided by the norm of `expected`."""
     apart = torch.linalg.vector_norm(found.double() - expected.double())

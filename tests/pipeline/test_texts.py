@@ -19,6 +19,7 @@ from node.inference import text_session
 from node.inference.forward_router import ForwardRouter
 from node.inference.text_session import TextSession
 from node.model import products
+from node.model.products import PassThreads
 from node.model.stages import build
 from node.model.text_cache import GROWTH, TextCache, Turn, text_bytes
 from node.pipeline import texts
@@ -661,11 +662,31 @@ async def test_texts_go_in_as_many_passes_as_there_are_stages(
     assert jobs._company(Priority.FORWARD_ONLY) == 0, "guests are counted apart"
 
 
-def test_the_layer_that_stands_for_all_leaves_no_trace():
-    stage = build(MODEL, 1, 1)
-    before = {name: value.clone() for name, value in stage.state_dict().items()}
+def test_the_first_layer_is_measured_with_a_text_of_its_own():
+    stage = build(DEEP, 1, 1)
+    cache = TextCache()
+    x = torch.zeros(3, DEEP.d_model)
     with torch.no_grad():
-        stage.extend_through_one(3)
-    assert stage.state_dict().keys() == before.keys()
-    for name, value in stage.state_dict().items():
-        assert torch.equal(value, before[name])
+        measured = stage.extend_first_layer(3)
+        cos, sin = stage.rope.beside([Turn(cache, 3)], x)
+        first, *others = stage.model.layers.values()
+        expected = first.extend(x, cos, sin, 0, [Turn(cache, 3)])
+    assert others, "one of several"
+    assert torch.equal(measured, expected)
+
+
+def test_the_threads_of_a_pass_are_chosen_by_its_tokens(monkeypatch):
+    rows: list[int] = []
+
+    class Spy(PassThreads):
+        def taken(self, count: int):
+            rows.append(count)
+            return super().taken(count)
+
+    monkeypatch.setattr("node.pipeline.visit_buffers.PassThreads", Spy)
+    math = StageMath(build(MODEL, 3, 1), "fp32")
+    steps = [
+        TextStep(TextCache(), 0, count, input=read(torch.randn(1, count, 16))) for count in (2, 3)
+    ]
+    assert all(isinstance(found, memoryview) for found in math.extend_texts(steps))
+    assert rows == [5]

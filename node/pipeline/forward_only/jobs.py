@@ -1,10 +1,10 @@
 """Forward-only work on the device: whole passes, and turns of texts."""
 
 import asyncio
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from math import ceil
 from typing import TypeVar
 
 from torch import Tensor
@@ -41,23 +41,21 @@ class ForwardJobs:
     """The jobs of forward-only work on the device thread. ``texts``: keys and values that are kept
     between the turns of a text."""
 
-    def __init__(
-        self, host: Host, stage_math: StageMath, shape: FrameShape, texts: TextTable
-    ) -> None:
+    def __init__(self, host: Host, math: StageMath, shape: FrameShape, texts: TextTable) -> None:
         self._host = host
-        self._math = stage_math
+        self._math = math
         self._shape = shape
         self.texts = texts
         self._steps = Batcher[TextStep, memoryview](
             host.device,
-            stage_math.extend_texts,
+            math.extend_texts,
             lambda step: step.count,
             TOKENS_AT_ONCE,
             self._company,
         )
         self._heads = Batcher[FrameReader, Tensor](
             host.device,
-            stage_math.text_logits,
+            math.text_logits,
             self._positions,
             LOGITS_AT_ONCE,
             self._company,
@@ -157,11 +155,11 @@ class ForwardJobs:
         return reader.nbytes // self._shape.nbytes(1, 1, self._shape.forward_only)
 
     def _company(self, priority: Priority) -> int:
-        """Texts of one pass where all that are under way are in as many passes as there are stages:
-        each stage has one then."""
+        """Number of texts of one pass: the texts under way, divided among as many passes as there
+        are stages, so that each stage has a pass to compute."""
         guests = priority is not Priority.TOKEN
         texts = self.texts.under_way(self._host.clock.now(), guests=guests)
-        return math.ceil(texts / self._shape.stages)
+        return ceil(texts / self._shape.stages)
 
     def close(self) -> None:
         """End the timer."""
