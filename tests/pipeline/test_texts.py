@@ -676,12 +676,12 @@ def test_the_first_layer_is_measured_with_a_text_of_its_own():
 
 
 def test_the_threads_of_a_pass_are_chosen_by_its_tokens(monkeypatch):
-    rows: list[int] = []
+    passes: list[int] = []
 
     class Spy(PassThreads):
-        def taken(self, count: int):
-            rows.append(count)
-            return super().taken(count)
+        def taken(self, rows: int):
+            passes.append(rows)
+            return super().taken(rows)
 
     monkeypatch.setattr("node.pipeline.visit_buffers.PassThreads", Spy)
     math = StageMath(build(MODEL, 3, 1), "fp32")
@@ -689,4 +689,4 @@ def test_the_threads_of_a_pass_are_chosen_by_its_tokens(monkeypatch):
         TextStep(TextCache(), 0, count, input=read(torch.randn(1, count, 16))) for count in (2, 3)
     ]
     assert all(isinstance(found, memoryview) for found in math.extend_texts(steps))
-    assert rows == [5]
+    assert passes == [5]
