@@ -4,8 +4,9 @@
     python -m benchmarks.real --only 5
     python -m benchmarks.real --only 1 --quick
 
-1  fine-tuning by the defaults: held-out loss beside AdamW in one process (18 runs of 60 epochs of
-   4,096 tokens there, about a day on 2 cores; --quick: 6 runs of 12 epochs of 2,048)
+1  fine-tuning by the defaults: held-out loss beside AdamW in one process (up to 18 runs of 60
+   epochs of 4,096 tokens there, in the format of the daemons: 2 to 3 hours on 2 cores with units
+   for bf16, a day without them; --quick: 6 runs of 12 epochs of 2,048)
 2  adapters: tokens a second beside PEFT in one process, in fp32 and in bf16
 3  generate: tokens a second beside transformers, several texts, a stage that dies
 4  serve: the client of the OpenAI API beside transformers, 32 clients at once

@@ -2,6 +2,8 @@
 adapters, beside AdamW in one process at other rates and with other orders of the text; and a run
 with a rate that is far too large."""
 
+import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,7 @@ from benchmarks.real.moby_dick import moby_dick
 from benchmarks.real.pretrained import smollm2
 from benchmarks.report import Report
 from node.manifest import Manifest, amended
-from node.model.device import set_threads
+from node.model.device import Format, set_threads
 from protos.control_pb2 import Snapshot
 from testbed.daemons.fleet import Box, Hang
 from testbed.reference.swarm import Reference
@@ -21,6 +23,8 @@ RANK = 16
 CLOSE = 1.02
 """Times the best held-out loss of one process."""
 TIMES_TOO_LARGE = 20
+TOO_FAR = 3.0
+"""Times the spread between the orders of one rate."""
 EPOCH_S = 600.0
 """For an epoch, beside the start."""
 
@@ -45,46 +49,101 @@ def rows(report: Report, root: Path, *, quick: bool = False) -> None:
     size = QUICK if quick else WHOLE
     _compared(report, "full", size, {}, root / "full")
     _compared(report, f"adapters of rank {RANK}", size, {"model.adapter": RANK}, root / "adapters")
-    _too_large(report, size, root / "large")
+    _too_large(report, root / "large")
 
 
 def _compared(
     report: Report, what: str, size: Size, changes: Mapping[str, Any], root: Path
 ) -> None:
-    box, last = _run(root, {**size.settings, **changes})
+    box, last, formats = _run(root, {**size.settings, **changes})
     t = box.manifest.training
     o = box.manifest.optimizer
     tokens = t.target_batch * box.manifest.model.seq_len
     report.add(
         f"1 held out after {t.epochs} epochs of {tokens:,} tokens, {what}",
         last.loss_val,
-        f"nats; {last.loss_val_before:.4f} before; {o.name}, peak {o.adam_lr:g}",
+        f"nats; {last.loss_val_before:.4f} before; {o.name}, peak {o.adam_lr:g}; "
+        + ", ".join(sorted(formats)),
         "SmolLM2-135M-Instruct on Moby Dick, defaults",
         "below that before",
         holds=0 < last.loss_val < last.loss_val_before,
     )
-    found = {
-        (factor * o.adam_lr, seed): _alone(box.manifest, root, factor * o.adam_lr, seed)
-        for factor in size.factors
-        for seed in size.seeds
-    }
+    kind: Format = "fp32"
+    if "bf16" in formats:
+        kind = "bf16"
+    alone = Alone(box.manifest, root, kind, size)
+    found = alone.runs()
     (rate, seed), best = min(found.items(), key=lambda item: item[1])
     report.add(
-        f"1 held out beside the best of {len(found)} runs in one process, {what}",
+        f"1 held out beside the best of {len(size.factors) * len(size.seeds)} runs in one process, "
+        f"{what}",
         last.loss_val / best,
         f"ratio to {best:.4f}, of the rate {rate:.2g} and the order {seed}",
-        "AdamW in one process at equal tokens: "
-        + ", ".join(f"{r:.2g}/{s} {loss:.3f}" for (r, s), loss in found.items()),
+        f"AdamW in one process at equal tokens, {kind}: "
+        + ", ".join(f"{r:.2g}/{s} {loss:.3f}" for (r, s), loss in found.items())
+        + alone.left_out,
         f"at most {CLOSE}",
         holds=last.loss_val <= CLOSE * best,
     )
 
 
-def _too_large(report: Report, size: Size, root: Path) -> None:
+class Alone:
+    """AdamW in one process, for each of several rates and orders of the text.
+
+    A rate whose first run ends further behind than ``TOO_FAR`` times the spread between the orders
+    of the best rate cannot have the best run: its other orders are left out, and
+    :attr:`left_out` says so.
+    """
+
+    def __init__(self, manifest: Manifest, home: Path, kind: Format, size: Size) -> None:
+        self._manifest = manifest
+        self._home = home
+        self._kind: Format = kind
+        self._size = size
+        self.left_out = ""
+
+    def runs(self) -> dict[tuple[float, int], float]:
+        """Rate and order to the held-out loss in nats."""
+        usual = self._manifest.optimizer.adam_lr
+        rates = [factor * usual for factor in self._size.factors]
+        first, *others = self._size.seeds
+        found = {(rate, first): self._run(rate, first) for rate in rates}
+        rates.sort(key=lambda rate: found[rate, first])
+        best = rates[0]
+        far = math.inf
+        for rate in rates:
+            behind = found[rate, first] - found[best, first]
+            if behind > far:
+                self.left_out += (
+                    f"; other orders of {rate:.2g} left out: {behind:.3f} behind, where orders "
+                    f"of one rate differ by {far / TOO_FAR:.4f}"
+                )
+                continue
+            for seed in others:
+                found[rate, seed] = self._run(rate, seed)
+            if others and rate == best:
+                losses = [found[best, seed] for seed in self._size.seeds]
+                far = TOO_FAR * (max(losses) - min(losses))
+        return found
+
+    def _run(self, rate: float, seed: int) -> float:
+        """Held-out loss after the same epochs in one process."""
+        changed = amended(self._manifest, {"optimizer.adam_lr": rate, "data.seed": seed})
+        tokenizer = smollm2() / "tokenizer.json"
+        place = {"data.source": f"file:{moby_dick()}", "data.tokenizer": str(tokenizer)}
+        twin = Reference(amended(changed, place), self._home, smollm2(), kind=self._kind)
+        for _ in twin.train(self._manifest.training.epochs):
+            pass
+        loss = twin.evaluate()
+        print(f"rate {rate:.2g}, order {seed}: {loss:.4f}", file=sys.stderr, flush=True)
+        return loss
+
+
+def _too_large(report: Report, root: Path) -> None:
     """A rate 20 times the default must be named by the status and once by the journal."""
-    usual = _made(root / "usual", size.settings).manifest.optimizer.adam_lr
-    changes = {**size.settings, "optimizer.adam_lr": TIMES_TOO_LARGE * usual}
-    box, last = _run(root / "run", changes)
+    usual = _made(root / "usual", QUICK.settings).manifest.optimizer.adam_lr
+    changes = {**QUICK.settings, "optimizer.adam_lr": TIMES_TOO_LARGE * usual}
+    box, last, _ = _run(root / "run", changes)
     said = next((text for text in last.warnings if "got worse" in text), "")
     told = sum(len(peer.events("worse-than-before")) for peer in box.made.values())
     report.add(
@@ -98,24 +157,14 @@ def _too_large(report: Report, size: Size, root: Path) -> None:
     )
 
 
-def _alone(manifest: Manifest, home: Path, rate: float, seed: int) -> float:
-    """Held-out loss after the same epochs in one process."""
-    changed = amended(manifest, {"optimizer.adam_lr": rate, "data.seed": seed})
-    tokenizer = smollm2() / "tokenizer.json"
-    place = {"data.source": f"file:{moby_dick()}", "data.tokenizer": str(tokenizer)}
-    twin = Reference(amended(changed, place), home, smollm2())
-    for _ in twin.train(manifest.training.epochs):
-        pass
-    return twin.evaluate()
-
-
 def _made(root: Path, changes: Mapping[str, Any]) -> Box:
     """The manifest that ``init`` writes, with these changes and nothing else."""
     return made(root, smollm2(), changes, "--data", str(moby_dick()))
 
 
-def _run(root: Path, changes: Mapping[str, Any]) -> tuple[Box, Snapshot]:
-    """A peer for each stage until all epochs are committed; the last status of the ends."""
+def _run(root: Path, changes: Mapping[str, Any]) -> tuple[Box, Snapshot, set[str]]:
+    """A peer for each stage until all epochs are committed; the last status of the ends, and the
+    number formats in which the peers computed."""
     box = _made(root, changes)
     peers = peers_of(box, [1] * (box.manifest.pipeline.stages + 1), threads=1)
     epochs = box.manifest.training.epochs
@@ -128,8 +177,9 @@ def _run(root: Path, changes: Mapping[str, Any]) -> tuple[Box, Snapshot]:
             every=2.0,
         )
         last = peers[0].status()
+        formats = {last.precision} | {peer.status().precision for peer in peers[1:]}
         if len(commits(peers[0])) < epochs:
             raise Hang(f"{len(commits(peers[0]))} of {epochs} epochs were committed")
     finally:
         box.clean_up()
-    return box, last
+    return box, last, formats

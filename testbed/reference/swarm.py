@@ -18,7 +18,7 @@ from node.data.order import SampleOrder, Sampler
 from node.data.settings import OWN_MANIFEST
 from node.data.sources import open_data
 from node.manifest import Manifest
-from node.model.device import Device
+from node.model.device import Device, Format
 from node.model.pretrained import Weights
 from node.optim.owner import Owner
 from node.stage.text import Text
@@ -41,7 +41,8 @@ class Epoch:
 
 class Reference:
     """Trains ``manifest`` alone. ``home`` is where tokenised files are cached, ``weights`` the
-    directory of the model that it begins from, ``device`` where it computes."""
+    directory of the model that it begins from, ``device`` where it computes, ``kind`` the number
+    format of forward and backward, the usual one of the device where None."""
 
     def __init__(
         self,
@@ -49,6 +50,7 @@ class Reference:
         home: Path,
         weights: Path | None = None,
         device: Device = CPU,
+        kind: Format | None = None,
     ) -> None:
         m = manifest.model
         p = manifest.pipeline
@@ -58,6 +60,8 @@ class Reference:
         parameters = manifest.optimizer.parameters
         self.model = Unsplit(m).to(dtype_of(parameters))
         self._autocast = partial(device.autocast, parameters)
+        if kind is not None:
+            self._autocast = partial(device.computing_in, kind)
         if weights is not None:
             files = Weights(weights, parameters)
             given = {n: t for s in (0, 1) for n, t in files.stage(m, 1, s).items()}
