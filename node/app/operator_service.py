@@ -283,7 +283,7 @@ class OperatorService(SnapshotBuilder, Window):
         leader = None
         if plan := a.work.plan:
             planned = {m.peer for m in plan.stage(ENDS)}
-            leader = plan.leader
+            leader = a.training.member.leader
         return sorted(
             (listed | planned) - {self._d.identity.peer_id},
             key=lambda p: (p not in listed, p == leader, p),

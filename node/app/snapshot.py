@@ -493,7 +493,7 @@ class SnapshotBuilder:
         plan = training.member.plan
         loading = d.loading()
         if plan is not None and training.member.busy:
-            leader = plan.leader
+            leader = training.member.leader
         else:
             leader = training.leader_id()
         told, waits_for, _ = training.reporting.contact.reply

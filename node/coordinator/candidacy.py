@@ -74,10 +74,7 @@ class Candidacy:
         """The leader of the plan in force here, or this peer if it leads."""
         if self._leading.leader is not None:
             return self._kit.me
-        plan = self._following.member.plan
-        if plan is None:
-            return None
-        return plan.leader
+        return self._following.member.leader
 
     def heeds(self, peer: PeerId) -> bool:
         """Return True if plans of ``peer`` may be followed here: this peer took it for its leader,
@@ -106,10 +103,10 @@ class Candidacy:
         leader of the plan in force is gone, even if this peer's connection to it stands."""
         now = self._kit.clock.now()
         leader = self.leader_id()
-        plan = self._following.member.plan
+        followed = self._following.member.leader
         most = self.election.claims(peer, now)
-        if most and self.able and plan is not None and plan.leader == leader:
-            self.election.shun(plan.leader, now)
+        if most and self.able and followed is not None and followed == leader:
+            self.election.shun(followed, now)
             self.take_or_drop_the_lead()
 
     def entered(self, plan: Plan) -> None:

@@ -4,7 +4,7 @@ are the member's (:mod:`node.epoch.member`)."""
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -21,13 +21,62 @@ from node.core.ids import ENDS, PeerId
 from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
 from node.epoch import events as ev
-from node.epoch.member import Member
+from node.epoch.member import Member, MemberState
 from node.pipeline.events import MicroBatchDone
 from node.wire.limits import RESULTS
 from protos import training_pb2 as pb
 
 CARRIED_OUT_S = 5.0
 """Seconds that a stopping peer gives to a message that is being carried out."""
+
+
+class ResultReports:
+    """Reports of the micro-batches of one plan that end at this peer. Results that come while a
+    report is on its way travel in the next one. ``tell(results)`` sends one; ``spawn`` begins a
+    task."""
+
+    def __init__(
+        self,
+        tell: Callable[[tuple[MicroBatchDone, ...]], Awaitable[bool]],
+        spawn: Callable[[Coroutine[Any, Any, None], str], object],
+    ) -> None:
+        self._tell = tell
+        self._spawn = spawn
+        self._results: list[MicroBatchDone] = []
+        self._told = 0
+        """Number of results that were sent."""
+        self._telling = False
+
+    def add(self, result: MicroBatchDone) -> None:
+        """A micro-batch has ended."""
+        self._results.append(result)
+        self._go_on()
+
+    def again(self) -> None:
+        """Report all results once more: somebody else is to hear them."""
+        self._told = 0
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if not self._telling and self._told < len(self._results):
+            self._telling = True
+            self._spawn(self._report(), "results")
+
+    async def _report(self) -> None:
+        try:
+            while batch := tuple(self._results[self._told : self._told + RESULTS]):
+                self._told += len(batch)  # before the call, in which it may be set back
+                if not await self._tell(batch):
+                    return
+        finally:
+            self._telling = False
+
+
+class Turns(asyncio.Lock):
+    """The turns of the events that come to one member, one at a time. ``over``: no further event is
+    handled."""
+
+    over = False
 
 
 class PeerPort(Protocol):
@@ -85,10 +134,11 @@ class Following:
         self._statements = statements
         self._recalling = recalling
         self._port = port
-        self._lock = asyncio.Lock()
+        self._turns = Turns()
         self._epoch_tasks = Tasks("training", kit.on_error)
         self._hearing = Tasks("training", kit.on_error)
-        self._closed = False
+        self._reports: tuple[Plan, ResultReports] | None = None
+        """The newest plan with micro-batches that begin here, and their reports."""
         self.moved = kit.clock.now()
         """Time of the last event, in seconds of the clock."""
         self.finished = asyncio.Event()
@@ -101,13 +151,27 @@ class Following:
     @property
     def busy(self) -> bool:
         """True while an epoch is under way here, or an event is being carried out."""
-        return self.member.busy or self._lock.locked()
+        return self.member.busy or self._turns.locked()
+
+    def running(self) -> ev.Running:
+        """This peer's work in the plan in force."""
+        m = self.member
+        if m.plan is None or m.state is not MemberState.RUN:
+            return ev.Running()
+        return ev.Running(m.plan.hash, self._kit.work.engines.pipeline.machine.computed)
+
+    def leader_of(self, plan: Plan) -> PeerId:
+        """The peer that leads the epoch of a plan, by this peer's knowledge."""
+        m = self.member
+        if m.plan is plan and m.leader is not None:
+            return m.leader
+        return plan.leader
 
     # ----------------------------------------------------------- the end
 
     def stop(self) -> None:
         """Take no further event."""
-        self._closed = True
+        self._turns.over = True
 
     async def end_epoch(self) -> None:
         """End the work of the epoch under way."""
@@ -117,7 +181,7 @@ class Following:
         """Wait for the event that is being carried out, at most :data:`CARRIED_OUT_S`."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(CARRIED_OUT_S):
-                async with self._lock:
+                async with self._turns:
                     pass
 
     async def end_hearing(self) -> None:
@@ -135,8 +199,8 @@ class Following:
         """Feed the member and carry out its actions in order. Returns the reason of a refusal, or
         None. ``unless`` is called when the event's turn comes; it returns the reason to refuse the
         event, or ""."""
-        async with self._lock:
-            if self._closed:
+        async with self._turns:
+            if self._turns.over:
                 return "this peer stops"
             if unless is not None and (why := unless()):
                 return why
@@ -217,6 +281,10 @@ class Following:
                 await self._follow(plan)
                 self._kit.work.enter(plan)
                 self._port.entered(plan)
+            case ev.ReportAgain(plan):
+                self._port.leader_changed()
+                if self._reports is not None and self._reports[0] is plan:
+                    self._reports[1].again()
             case ev.StartRound(plan, r, listener):
                 self._epoch_tasks.spawn(self._end(plan, r, listener), "round")
             case ev.AdoptParts(plan, ended):
@@ -247,7 +315,9 @@ class Following:
             self._port.keep_change(rules)
         await self._kit.work.begin(plan, behind is not None)
         if self._kit.stage == ENDS and behind is None and plan.paths:
-            self._epoch_tasks.spawn(self._kit.work.run(plan, self._reports(plan)), "run")
+            reports = self._reported(plan)
+            self._reports = plan, reports
+            self._epoch_tasks.spawn(self._kit.work.run(plan, reports.add), "run")
 
     async def _finish(self, plan: Plan) -> None:
         await self._follow(plan)
@@ -284,23 +354,16 @@ class Following:
             ended = await self._kit.work.average(plan, r, listener)
         await self.happens(ended)
 
-    def _reports(self, plan: Plan) -> Callable[[MicroBatchDone], None]:
-        """A callback that reports each result of the plan to the leader. Results that come while a
-        note is on its way travel in the next notes."""
-        results: list[MicroBatchDone] = []
+    def _reported(self, plan: Plan) -> ResultReports:
+        """Reports of the plan's results to its leader, while the plan is in force."""
 
-        async def tell() -> None:
-            while results and self.member.plan is plan:
-                batch = tuple(results[:RESULTS])
-                await self._port.tell_leader(plan, notes.finished_note(plan, batch))
-                del results[: len(batch)]
+        async def tell(results: tuple[MicroBatchDone, ...]) -> bool:
+            if self.member.plan is not plan:
+                return False
+            await self._port.tell_leader(plan, notes.finished_note(plan, results))
+            return True
 
-        def done(result: MicroBatchDone) -> None:
-            results.append(result)
-            if len(results) == 1:
-                self._kit.tasks.spawn(tell(), "results")
-
-        return done
+        return ResultReports(tell, self._kit.tasks.spawn)
 
     def _vote(self, action: ev.TellCommitted) -> bytes:
         """This peer's signature under the committed version; empty if it has voted otherwise."""

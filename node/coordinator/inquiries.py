@@ -3,7 +3,7 @@ is behind a version, who changes its stage, better paths, the held-out loss. Ent
 decisions to ask. Leaves: messages; events for the leader. Never: a decision."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -46,6 +46,10 @@ class OwnPeer(Protocol):
 
     def hear_of_dead(self, peer: PeerId, note: pb.DeadNote) -> str | None:
         """The leader has found members dead."""
+        ...
+
+    def goes_on_without(self, dead: Iterable[PeerId]) -> None:
+        """Nothing here waits for these members of the plan in force any longer."""
         ...
 
 

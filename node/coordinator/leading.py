@@ -199,6 +199,12 @@ class Leading:
                         kit.tasks.spawn(
                             self._deliver(peer, note, notes.round_event(note, kit.me)), "round"
                         )
+                case ev.SendTakeover(to):
+                    note = notes.takeover_note(action)
+                    for peer in to:
+                        event = notes.takeover_event(note, kit.me)
+                        kit.tasks.spawn(self._deliver(peer, note, event), "takeover")
+                    self._own.goes_on_without(action.dead)
                 case ev.SendLost(to):
                     note = notes.dead_note(action)
                     for peer in to:
@@ -228,7 +234,7 @@ class Leading:
         note = notes.plan_note(plan, self._statements.plan(plan), warrant)
         before = self._own.member.plan
         if before is not None and before.leader != kit.me and not plan.parent:
-            kit.tasks.spawn(self._take_over(plan, note), "take over")
+            kit.tasks.spawn(self._send_first_plan(plan, note, before), "first plan")
             return
         to = self.addressed(note, before)
         for m in plan.members:
@@ -237,14 +243,15 @@ class Leading:
             deliver = self._deliver(m.peer, addressed, ev.PlanArrived(plan), plan.deadline_s)
             kit.tasks.spawn(deliver, "plan")
 
-    async def _take_over(self, plan: Plan, note: pb.Note) -> None:
-        """Send the first plan of a new leader. Its own member follows the plan only when enough of
-        the voters do: the previous leader may live, and the voters may still follow that one."""
+    async def _send_first_plan(self, plan: Plan, note: pb.Note, before: Plan) -> None:
+        """Send the first plan of a new leader, after ``before``. Its own member follows the plan
+        only when enough of the voters do: the previous leader may live, and the voters may still
+        follow that one."""
         event = ev.PlanArrived(plan)
         me = self._kit.me
         following = {me}
         others = list[asyncio.Task[PeerId | None]]()
-        to = self.addressed(note, None)
+        to = self.addressed(note, before)
         for m in plan.members:
             if m.peer != me:
                 deliver = self._deliver(m.peer, to(m.peer), event, plan.deadline_s)
@@ -265,7 +272,7 @@ class Leading:
         """Deliver a note. Returns the peer if it accepted, else None."""
         me = self._kit.me
         send = self._messenger.send_with_retry
-        about = event.plan_hash if isinstance(event, ev.RoundArrived) else event.plan.hash
+        about = event.plan.hash if isinstance(event, ev.PlanArrived) else event.plan_hash
         try:
             if peer == me:
                 reason = await self._own.happens(event)
@@ -278,8 +285,8 @@ class Leading:
             self._kit.journal.emit(
                 "training", "note-refused", f"peer {short(peer)}: {reason}", "warning", peer=peer
             )
-            if peer == me and isinstance(event, ev.PlanArrived):
-                self.lead(ev.Declined(event.plan.hash, reason))
+            if peer == me and not isinstance(event, ev.RoundArrived):
+                self.lead(ev.Declined(about, reason))
             else:
                 self.lead(ev.Unreachable(peer, plan_hash=about))
             return None

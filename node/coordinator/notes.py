@@ -165,6 +165,20 @@ def round_note(r: ev.RoundArrived) -> pb.Note:
     )
 
 
+def takeover_note(a: ev.SendTakeover) -> pb.Note:
+    """ "I lead this epoch from here on.\""""
+    return pb.Note(
+        epoch=a.plan.epoch,
+        term=a.plan.term,
+        takeover=pb.TakeoverNote(plan_hash=a.plan.hash, dead=a.dead),
+    )
+
+
+def takeover_event(note: pb.Note, leader: PeerId) -> ev.TakenOver:
+    """A takeover by ``leader`` as an event of a member."""
+    return ev.TakenOver(leader, _digest(note.takeover.plan_hash))
+
+
 def dead_note(a: ev.SendLost) -> pb.Note:
     """ "Do not wait for these.\""""
     return pb.Note(
@@ -254,6 +268,8 @@ def ready_note(
             supports=supports,
             doubles=map(double_note, doubles),
             cell=e.membership.cell,
+            runs=e.capacity.running.plan_hash,
+            computed=e.capacity.running.computed,
         ),
     )
 
@@ -307,6 +323,7 @@ def parse_capacity(note: pb.ReadyNote) -> ev.Capacity:
         _count(note.room),
         tuple((peer_name(peer), _rate(rate)) for peer, rate in rates),
         parse_costs(note.costs),
+        ev.Running(_digest(note.runs), note.computed),
     )
 
 

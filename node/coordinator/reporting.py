@@ -136,6 +136,7 @@ class SelfReport:
                 work.room,
                 tuple(sorted(work.engines.pipeline.timing.rates().items())),
                 work.costs(),
+                self._following.running(),
             ),
             m.reachable,
             m.term,
@@ -284,20 +285,22 @@ class Reporting:
     # ----------------------------------------------------------- other messages
 
     async def tell_leader(self, plan: Plan, note: pb.Note) -> None:
-        """Send a note that the leader of this plan must hear. It is given up if the leader does not
-        answer, or no longer leads by this peer's knowledge."""
+        """Send a note that the leader of this plan must hear, the one that made it or that took it
+        over. It is given up if the leader does not answer, or no longer leads by this peer's
+        knowledge."""
         candidacy = self._candidacy
         for _ in range(TELL_TRIES):
-            async with self._order.setdefault(plan.leader, asyncio.Lock()):
-                if plan.leader == self._kit.me:
+            leader = self._following.leader_of(plan)
+            async with self._order.setdefault(leader, asyncio.Lock()):
+                if leader == self._kit.me:
                     self._leading.hear_own(note)
                     return
-                if candidacy.election.is_silent(plan.leader, self._kit.clock.now()):
+                if candidacy.election.is_silent(leader, self._kit.clock.now()):
                     return
                 with contextlib.suppress(PeerFault):
-                    await self._send(plan.leader, note)
+                    await self._send(leader, note)
                     return
-            if candidacy.leader_id() != plan.leader:
+            if candidacy.leader_id() != leader:
                 return
             await asyncio.sleep(TICK_S)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from node.consensus.admission import Admission, Ground, Here, Refusal, undoes
+from node.consensus.admission import OTHER_LEADER, Admission, Ground, Here, Refusal, undoes
 from node.consensus.equivocation import DoubleVote
 from node.consensus.rules import ChangeStatus, Rules
 from node.consensus.terms import Terms
@@ -305,17 +305,17 @@ class Training(rpc.TrainingServicer):
                 event = notes.round_event(note, peer)
                 if why := self.kit.facts.bounds.of_round(event):
                     raise WireError(f"invalid round: {why}")
-                plan = self.member.plan
                 heeded = self.candidacy.heeds(peer)
-                if plan is None or plan.leader != peer and not heeded:
+                if self.member.plan is None or self.member.leader != peer and not heeded:
                     return "only the plan's leader opens its rounds"
                 return await self.following.told(event)
+            case "takeover":
+                return await self._hear_takeover(peer, note)
             case "dead":
                 return self.hear_of_dead(peer, note.dead)
             case "move":
-                plan = self.member.plan
                 # The peer that leads may have made no plan yet: then it is the leader by election.
-                if peer not in (plan and plan.leader, self.leader_id()):
+                if peer not in (self.member.leader, self.leader_id()):
                     return "only the leader asks for a change of stage"
                 return self.kit.callbacks.on_move(note.move.stage) or None
             case "lead" if note.lead.cell != self.cell:
@@ -404,6 +404,16 @@ class Training(rpc.TrainingServicer):
 
         return await self.following.told(ev.PlanArrived(found), undone)
 
+    async def _hear_takeover(self, peer: PeerId, note: pb.Note) -> str | None:
+        """Another leader goes on with the epoch under way. A leader knows us because we took it for
+        the leader and sent it a heartbeat."""
+        if not self.candidacy.heeds(peer) or not self.admission.may_lead(peer):
+            return OTHER_LEADER
+        refused = await self.following.told(notes.takeover_event(note, peer))
+        if refused is None:
+            self.goes_on_without(map(PeerId, note.takeover.dead))
+        return refused
+
     def _here(self) -> Here:
         """This peer, as the receiver of a plan."""
         m = self.member
@@ -434,12 +444,16 @@ class Training(rpc.TrainingServicer):
     def hear_of_dead(self, peer: PeerId, note: pb.DeadNote) -> str | None:
         """The leader has found members dead. Returns a reason if ``peer`` does not lead here."""
         plan = self.member.plan
-        if plan is None or plan.leader != peer or plan.hash != note.plan_hash:
+        if plan is None or self.member.leader != peer or plan.hash != note.plan_hash:
             return "not the leader of the plan in force here"
-        dead = {PeerId(p) for p in note.dead} - {self.kit.me}
-        self._count_dead(dead)
-        self.kit.work.lost(dead)
+        self.goes_on_without(map(PeerId, note.dead))
         return None
+
+    def goes_on_without(self, dead: Iterable[PeerId]) -> None:
+        """Nothing here waits for these members of the plan in force any longer."""
+        gone = set(dead) - {self.kit.me}
+        self._count_dead(gone)
+        self.kit.work.lost(gone)
 
     def _count_dead(self, peers: Iterable[PeerId], since: float | None = None) -> None:
         """Show ``peers``, which another peer reported dead, as dead unless they were heard after
@@ -485,7 +499,9 @@ class Training(rpc.TrainingServicer):
         """The member has committed the version that ``plan`` made: its note to the leader gets a
         statement of this peer's work."""
         m = self.member
-        self.credit.commits(plan, m.at, m.dropped, m.tokens - plan.tokens, note, sample=m.sample)
+        tokens = m.tokens - plan.tokens
+        leads = m.leader == self.kit.me
+        self.credit.commits(plan, m.at, m.dropped, tokens, note, leads=leads, sample=m.sample)
 
     def leader_changed(self) -> None:
         """This peer follows another leader than before: its record names the leader."""

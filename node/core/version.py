@@ -12,13 +12,14 @@ VERSION = "0.2.0"
 """Version of the software; pyproject.toml says the same."""
 OLDEST_PROTOCOL = 7
 """Oldest version of the peers' protocol that this tutti speaks."""
-PROTOCOL = 10
+PROTOCOL = 11
 """Newest version of the peers' protocol that this tutti speaks. In version 7 a digest is a tree of
 BLAKE3 hashes, and each MiB of the content is fetched and checked by itself; peers show certificates
 to peers that ask for them, and proofs that somebody has voted twice; activations say where
 documents end, in runs that keep them apart. In version 8 activations may travel in int8 and int4,
 and plans may say in which format, in runs whose manifest says so. In version 9 peers open TCP
-connections past libp2p. In version 10 peers of one machine share memory."""
+connections past libp2p. In version 10 peers of one machine share memory. In version 11 a new leader
+takes over the epoch under way."""
 WIRES_SINCE = 8
 """Version from which on peers know int8 and int4 between stages, and formats of links in plans."""
 BYPASS_SINCE = 9

@@ -17,6 +17,15 @@ from node.scheduler.router import SearchJob
 
 
 @dataclass(frozen=True)
+class Running:
+    """A peer's work in the plan in force. ``plan_hash``: hash of the plan, empty once it is closed
+    here; ``computed``: the forwards, losses and backwards of it that were computed here."""
+
+    plan_hash: str = ""
+    computed: int = 0
+
+
+@dataclass(frozen=True)
 class Capacity:
     """A peer's capacity for work, as it reports it itself.
 
@@ -24,15 +33,18 @@ class Capacity:
     ``room``    bytes of optimizer state that it can keep as an owner, 0: unknown
     ``seen``    its measurements of neighbours, in micro-batches per second
     ``costs``   measured costs of its work and its connections
+    ``running`` its work in the plan in force
     """
 
     speed: float = 0.0
     room: int = 0
     seen: tuple[tuple[PeerId, float], ...] = ()
     costs: Measured = NOTHING
+    running: Running = Running()
 
     def stands(self) -> "Capacity":
-        """The capacity without its measurements, which differ from one heartbeat to the next."""
+        """The capacity without its measurements and its progress, which differ from one heartbeat
+        to the next."""
         return Capacity(room=self.room)
 
 
@@ -290,6 +302,16 @@ class SendRound:
 
 
 @dataclass(frozen=True)
+class SendTakeover:
+    """Tell ``to`` that this leader goes on with the epoch of ``plan``, without the members of
+    ``dead``."""
+
+    to: tuple[PeerId, ...]
+    plan: Plan
+    dead: tuple[PeerId, ...]
+
+
+@dataclass(frozen=True)
 class SendLost:
     """Tell the living members of the epoch under way which members are dead, so that nobody waits
     for these."""
@@ -401,10 +423,18 @@ class EnterCell:
 
 
 @dataclass(frozen=True)
+class TakenOver:
+    """A new leader, which this peer takes for the leader too, goes on with the epoch under way."""
+
+    leader: PeerId
+    plan_hash: str
+
+
+@dataclass(frozen=True)
 class RoundArrived:
-    """The leader closes the epoch (attempt 0) or repairs it. ``digest``: digest of the state that
-    ``sources`` have committed; ``tokens``: tokens counted in this epoch; ``sample``: seed of the
-    micro-batches of which sketches are reported."""
+    """The leader closes the epoch, by its first attempt, or repairs it. ``digest``: digest of the
+    state that ``sources`` have committed; ``tokens``: tokens counted in this epoch; ``sample``:
+    seed of the micro-batches of which sketches are reported."""
 
     leader: PeerId
     epoch: int
@@ -484,6 +514,13 @@ class BeginEpoch:
 
 
 @dataclass(frozen=True)
+class ReportAgain:
+    """Report the results of this plan's micro-batches to its new leader."""
+
+    plan: Plan
+
+
+@dataclass(frozen=True)
 class StartRound:
     """Leave the pipeline phase and run this round; if it has ``sources``, fetch the committed state
     from them."""
@@ -559,6 +596,7 @@ LeaderEvent = (
 LeaderAction = (
     SendPlan
     | SendRound
+    | SendTakeover
     | SendLost
     | Recall
     | RequestMove
@@ -568,7 +606,9 @@ LeaderAction = (
     | CountFault
     | RecordFact
 )
-MemberEvent = PlanArrived | RoundArrived | RoundEnded | Adopted | VersionPlaced | CheckpointsKept
+MemberEvent = (
+    PlanArrived | TakenOver | RoundArrived | RoundEnded | Adopted | VersionPlaced | CheckpointsKept
+)
 MemberAction = (
     RefuseCaller
     | GoTo
@@ -576,6 +616,7 @@ MemberAction = (
     | Settle
     | BeginEpoch
     | EnterCell
+    | ReportAgain
     | StartRound
     | AdoptParts
     | TellCommitted

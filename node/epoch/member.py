@@ -2,6 +2,7 @@
 
     IDLE     a plan arrives                                   -> RUN
     RUN      the leader closes the epoch                      -> AVERAGE
+             another leader takes the epoch over              -> RUN
     AVERAGE  every fresh part is here: adopt, tell the leader -> DONE
              parts are missing: tell the leader, wait         -> AVERAGE (next attempt) or COPY
     DONE     the plan of the next version settles this one; a plan of the same version undoes it
@@ -54,6 +55,9 @@ class Member:
         self.before: Version | None = None
         self.state = MemberState.IDLE
         self.plan: Plan | None = None
+        self.leader: PeerId | None = None
+        """The leader of the plan in force: the one that made it, or one that took its epoch over.
+        None without a plan."""
         self.term = 0
         self.orphan = False
         """True if the lineage of ``at`` went on without a majority of its voters."""
@@ -133,6 +137,8 @@ class Member:
         match event:
             case ev.PlanArrived(plan, digest):
                 return self._planned(plan, digest)
+            case ev.TakenOver(leader, plan_hash):
+                return self._taken_over(leader, plan_hash)
             case ev.RoundArrived():
                 return self._round(event)
             case ev.RoundEnded():
@@ -182,6 +188,7 @@ class Member:
         self.before = None
         self._remember()
         self.plan = plan
+        self.leader = plan.leader
         self.term = plan.term
         self._newest_round = None
         if current:
@@ -240,11 +247,20 @@ class Member:
             done.append(ev.GoTo(base, "left out"))
         return done
 
+    def _taken_over(self, leader: PeerId, plan_hash: str) -> list[Any]:
+        """Follow another leader in the plan in force. Only before its epoch is closed: a member
+        that averages for one leader, or has voted, does not begin again for another."""
+        plan = self.plan
+        if plan is None or plan.hash != plan_hash or self.state is not MemberState.RUN:
+            return [ev.RefuseCaller("the micro-batches of this plan do not run here")]
+        self.leader = leader
+        return [ev.ReportAgain(plan)]
+
     def _round(self, r: ev.RoundArrived) -> list[Any]:
         plan = self.plan
         if plan is None or (r.epoch, r.term) != (plan.epoch, plan.term) or r.plan_hash != plan.hash:
             return [ev.RefuseCaller("this round belongs to a plan that is not in force here")]
-        if r.leader != plan.leader:
+        if r.leader != self.leader:
             return [ev.RefuseCaller("only the plan's leader opens its rounds")]
         under_way = self._under_way
         if self.state is MemberState.DONE or (

@@ -190,6 +190,8 @@ class PipelineMachine:
         self.suspects = Suspects()
         self._begun: deque[str] = deque(maxlen=BEGUN)
         """Hashes of the plans that were in force here."""
+        self.computed = 0
+        """Forwards, losses and backwards that were computed here under the plan in force."""
         self.neighbours: dict[int, tuple[PeerId, PeerId]] = {}
         """Of each micro-batch that counts here: the peer that took this peer's gradient, and the
         peer that gave it one."""
@@ -305,6 +307,7 @@ class PipelineMachine:
         ]
         self.visits.clear()
         self.neighbours.clear()
+        self.computed = 0
         self.suspects.gone.clear()
         self.plan = plan
         self.closed = False
@@ -455,6 +458,7 @@ class PipelineMachine:
         if visit.leg(way).step is not Step.HELD:
             return []
         visit.leg(way).step = Step.COMPUTED
+        self.computed += 1
         if way is BACKWARD:
             if key.position > 0:
                 actions: list[Action] = [FreeGraph(key)]

@@ -156,8 +156,7 @@ class HistoryRecorder:
                     self._planned(peer, event, plan, term, base, actions)
                 case ev.SendRound(_, plan, round):
                     self.owners.round(a)
-                    if round.attempt == 0:
-                        self.samples.close(plan, round.dropped)
+                    self.samples.close(plan, round.dropped)
                 case ev.RecordFact(kind="epoch-committed", facts=facts):
                     self._committed(peer, facts)
                 case ev.RecordFact(kind="epoch-abandoned" | "epoch-uncertain"):

@@ -136,7 +136,7 @@ def test_each_lie_doubles_the_probation_of_a_liar(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Inspection, "judge", lambda *_: [Liar(A, "lies")])
     now = 0.0
     for seconds in (rules.LIAR_S, 2 * rules.LIAR_S, 4 * rules.LIAR_S):
-        done = conduct.inspect(plan, SEED, {}, now)
+        done = conduct.inspect(plan, B, SEED, {}, now)
         assert [type(action) for action in done] == [RecordFact, CountFault]
         assert conduct.probation_s(A, now) == seconds
         conduct.good(A)
@@ -149,7 +149,7 @@ def test_late_work_excuses_no_liar(monkeypatch: pytest.MonkeyPatch) -> None:
     conduct = Conduct()
     monkeypatch.setattr(Inspection, "judge", lambda *_: [Liar(A, "lies")])
     conduct.cost(A, 4.0, 0.0, "a plan")
-    conduct.inspect(Plan(1, 1, B, (), (), {}), SEED, {}, 0.0)
+    conduct.inspect(Plan(1, 1, B, (), (), {}), B, SEED, {}, 0.0)
     assert conduct.excuse(A, "a plan", 1.0) == []
     assert conduct.on_probation(rules.LIAR_S - 1.0) == {A}
 
@@ -157,7 +157,7 @@ def test_late_work_excuses_no_liar(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_late_work_after_a_lie_excuses_no_liar(monkeypatch: pytest.MonkeyPatch) -> None:
     conduct = Conduct()
     monkeypatch.setattr(Inspection, "judge", lambda *_: [Liar(A, "lies")])
-    conduct.inspect(Plan(1, 1, B, (), (), {}), SEED, {}, 0.0)
+    conduct.inspect(Plan(1, 1, B, (), (), {}), B, SEED, {}, 0.0)
     conduct.cost(A, 4.0, 5.0, "a plan")
     assert conduct.excuse(A, "a plan", 6.0) == []
     assert conduct.on_probation(rules.LIAR_S - 1.0) == {A}

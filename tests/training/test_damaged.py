@@ -153,7 +153,7 @@ async def test_rounds_of_strangers_wait_for_nothing(rig: Any) -> None:
     stands(t, a.work.stage.version)
     plan = rig.plan((a,), dict.fromkeys(rig.shapes, a))
     t.member.handle(ev.PlanArrived(plan), 0.0)
-    async with t.following._lock:
+    async with t.following._turns:
         refused = await t._hear(PeerId("stranger"), pb.Note(round=pb.RoundNote()))
     assert (refused, len(t.tasks)) == ("only the plan's leader opens its rounds", 0)
     await t.close()

@@ -145,9 +145,9 @@ async def test_many_results_travel_in_several_messages() -> None:
     driver: Any = object.__new__(Following)
     kit = SimpleNamespace(tasks=tasks)
     driver.__dict__ |= {"_port": SimpleNamespace(tell_leader=tell), "_kit": kit, "member": member}
-    done = driver._reports(made)
+    reports = driver._reported(made)
     for i in range(2 * RESULTS + 1):
-        done(MicroBatchDone(i, True, 1.0, 8))
+        reports.add(MicroBatchDone(i, True, 1.0, 8))
     await asyncio.gather(*spawned)
     assert told == [RESULTS, RESULTS, 1]
 

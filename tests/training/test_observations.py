@@ -68,7 +68,7 @@ def test_a_peer_that_names_wrong_neighbours_does_not_hide_its_tensors(
     expected = {found for found in ALL if peer == found[0]}
     assert expected <= witnesses(seen)
     assert not any(o.confirmed for o in seen.observations if o.peer == peer)
-    assert Conduct().inspect(plan, SEED, honest() | {peer: [false]}, 0.0) == []
+    assert Conduct().inspect(plan, plan.leader, SEED, honest() | {peer: [false]}, 0.0) == []
 
 
 @pytest.mark.parametrize(("peer", "false"), [(B, visit(E, C)), (D, visit(A, E))])

@@ -56,13 +56,15 @@ class Worked(Protocol):
 
 @dataclass(frozen=True)
 class Pending:
-    """An epoch that this peer has committed, until the next plan shows that it counts."""
+    """An epoch that this peer has committed, until the next plan shows that it counts. ``leads``:
+    this peer led it when it ended."""
 
     plan: Plan
     made: Version
     dropped: tuple[int, ...]
     tokens: int
     own: Signed | None
+    leads: bool
 
 
 @dataclass(frozen=True)
@@ -119,16 +121,17 @@ class Credit:
         tokens: int,
         note: pb.Note,
         *,
+        leads: bool,
         sample: str = "",
     ) -> None:
         """This peer has committed the version ``made``: sign its work and put the statement into
-        the note to its leader, if that collects statements. ``tokens``: counted in the
-        epoch; ``sample``: seed of the micro-batches of which sketches are reported."""
+        the note to its leader, if that collects statements. ``tokens``: counted in the epoch;
+        ``leads``: this peer leads it; ``sample``: seed of the micro-batches of which sketches are
+        reported."""
         pending = self._pending
         if pending is None or pending.made != made:
             own = self._sign(plan, made, tokens)
-            self._pending = pending = Pending(plan, made, dropped, tokens, own)
-        leads = plan.leader == self._kit.me
+            self._pending = pending = Pending(plan, made, dropped, tokens, own, leads)
         asked = self._asked.plan == plan.hash
         if leads or (asked and self._asked.sketches):
             found = sketches_note(plan, sample, self._pipeline.sketched())
@@ -178,7 +181,7 @@ class Credit:
             return
         if certificate is not None and certificate.version != plan.base:
             certificate = None
-        leads = pending.plan.leader == self._kit.me
+        leads = pending.leads
         signed = list[Signed]()
         if leads:
             signed = [s for s, _ in self._of(pending.plan.hash).values()]

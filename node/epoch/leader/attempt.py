@@ -22,6 +22,8 @@ FEW = 0.03
 LATE, LATE_S = 8.0, 2.0
 """Multiple of the usual time between two results, and least seconds, without a result after which
 the last micro-batches are late."""
+ATTEMPTS = 1 << 8
+"""Numbers of attempts at the rounds of one leader."""
 COPIES = 2
 """Copies of the parameters that a member may fail to make. Then the epoch goes on without it."""
 
@@ -48,19 +50,22 @@ class Copies:
 
 
 class EpochAttempt:
-    """The state of one attempt at the epoch of ``plan``. ``probation``: members on probation, which
-    only listen; ``steady``: no part has another owner than in the epoch before, so nobody waits for
-    optimizer state."""
+    """The state of one attempt at the epoch of ``plan``. ``leader``: the peer that leads it, which
+    made the plan or took the epoch over; ``probation``: members on probation, which only listen;
+    ``steady``: no part has another owner than in the epoch before, so nobody waits for optimizer
+    state."""
 
     def __init__(
         self,
         plan: Plan,
         timing: AttemptTimes,
         *,
+        leader: PeerId | None = None,
         probation: frozenset[PeerId] = frozenset(),
         steady: bool = False,
     ) -> None:
         self.plan = plan
+        self._leader = leader or plan.leader
         self.timing = timing
         self.probation = probation
         self.steady = steady
@@ -71,7 +76,7 @@ class EpochAttempt:
         self.outcomes: dict[PeerId, ev.Committed | ev.Incomplete] = {}
         """The report of each member on its current round."""
         self.attempts: dict[int, int] = {}
-        """Number of the current round of each stage, from 0."""
+        """Number of the current round of each stage, from the first one on."""
         self.sketches: dict[PeerId, tuple[VisitSketches, ...]] = {}
         """Sketches of the tensors of each member."""
 
@@ -169,14 +174,23 @@ class EpochAttempt:
             for stage in self.stages
         ]
 
+    @property
+    def _first(self) -> int:
+        """Number of the first attempt at the rounds. Every member has a range of numbers of its own
+        for the case that it takes the epoch over, so that rounds of two leaders are never taken for
+        one."""
+        if self._leader == self.plan.leader:
+            return 0
+        return ATTEMPTS * (1 + [m.peer for m in self.plan.members].index(self._leader))
+
     def number_rounds(self) -> None:
         """Every stage begins its first round."""
-        self.attempts = dict.fromkeys(self.stages, 0)
+        self.attempts = dict.fromkeys(self.stages, self._first)
 
     def next_round(self, stage: int) -> int:
         """A stage repeats its round. Returns the number of the repetition, from 1."""
         self.attempts[stage] += 1
-        return self.attempts[stage]
+        return self.attempts[stage] - self._first
 
     def repair(
         self, stage: int, unfinished: Sequence[PeerId], assign: Assign, deadline_s: float
@@ -220,7 +234,7 @@ class EpochAttempt:
             to,
             self.plan,
             ev.RoundArrived(
-                self.plan.leader,
+                self._leader,
                 self.plan.epoch,
                 self.plan.term,
                 self.plan.hash,

@@ -134,14 +134,16 @@ class Conduct:
     def inspect(
         self,
         plan: Plan,
+        leader: PeerId,
         seed: str,
         sketches: Mapping[PeerId, Sequence[VisitSketches]],
         now: float,
     ) -> list[LeaderAction]:
         """Inspect the tensors of an epoch by the sketches of its members, and put liars on
-        probation. ``seed``: that of :func:`~node.epoch.peers.observations.sampled`."""
+        probation. ``leader``: this leader; ``seed``: that of
+        :func:`~node.epoch.peers.observations.sampled`."""
         done: list[LeaderAction] = []
-        for liar in self.inspection.judge(observe(plan, seed, sketches), plan.epoch, plan.leader):
+        for liar in self.inspection.judge(observe(plan, seed, sketches), plan.epoch, leader):
             record = self._record(liar.peer)
             probation_s = LIAR_S * 2.0 ** min(record.lies, MOST_DOUBLINGS)
             record.lies += 1

@@ -13,6 +13,7 @@ from node.epoch.leader import reports
 from node.epoch.leader.balance import Balance
 from node.epoch.leader.roster import Roster
 from node.epoch.leader.starting_point import LOST_S, StartingPoint
+from node.epoch.leader.takeover import Takeover
 from node.epoch.plan_context import GENESIS
 from node.epoch.waiting import Lack, Wait
 from node.scheduler.placement import Move
@@ -29,6 +30,7 @@ class Gathering:
     def __init__(self, facts: RunFacts) -> None:
         self._facts = facts
         self.starting = StartingPoint(facts)
+        self.takeover = Takeover()
         self._balance = Balance(facts.stages, facts.waits.rebalance_every_s, facts.waits.download_s)
         self.waiting: Wait | None = Wait(Lack.SETTLING)
         """The reason why no epoch is planned; None when one is."""
@@ -102,9 +104,10 @@ class Gathering:
         """Nothing is waited for any more."""
         self.waiting = None
 
-    def planned(self) -> None:
-        """A plan was made."""
+    def planned(self, plan: Plan) -> None:
+        """A plan was made, or taken over."""
         self._memory = ""
+        self.takeover.planned(plan)
 
     # ----------------------------------------------------------- the end of the run
 

@@ -1,13 +1,14 @@
 """The leader of the epoch: plan, run, close, round, commit. Pure: events and time in, actions out.
 
     GATHER  every stage has a live peer that can start from one version  -> plan        -> RUN
+            the micro-batches of another leader's plan run here          -> take over   -> RUN
             nobody here knows the plan behind that version               -> recall      -> GATHER
     RUN     every micro-batch has an outcome, or the deadline has passed  -> close      -> ROUND
     ROUND   every live member has committed                               -> next version -> GATHER
             a member lacks parts and nobody is still averaging            -> repair      -> ROUND
 
 It is a coordinator, never a data path. Whatever it knows it can learn again from what peers say
-every second, so the next leader starts in GATHER with a higher term and loses nothing.
+every second, so the next leader starts in GATHER and loses nothing.
 """
 
 from collections.abc import Mapping
@@ -404,6 +405,8 @@ class Leader:
             gathering.wait(votes)
             return []
         gathering.over()
+        if (taken := self._take_over(base, past, now)) is not None:
+            return taken
         if self.losses.is_due_before(base):
             plan = self.planning.measurement(roster, base)
             return [self._evaluate(EpochAttempt(plan, AttemptTimes(now, now)), base.epoch, now)]
@@ -412,6 +415,25 @@ class Leader:
         done = gathering.rebalance(roster, now)
         done += gathering.starting.turn(roster, base, past.tokens, self.memory.tokens)
         return done + self._plan_or_wait(base, past, votes, now)
+
+    def _take_over(self, base: Version, past: PlanContext, now: float) -> Actions | None:
+        """Go on with the epoch that another leader began from ``base``; None where it is planned
+        anew."""
+        plan = self.memory.history
+        timing = AttemptTimes(now, now)
+        attempt = self.gathering.takeover.attempt(plan, base, self.roster, timing)
+        if attempt is None:
+            return None
+        plan = attempt.plan
+        timing.deadline = now + plan.deadline_s
+        self.roster.versions.agree(base)
+        self.memory.goes_on(past)
+        self._follow(plan)
+        self._begin(attempt, now)
+        to = tuple(m.peer for m in attempt.alive)
+        dead = tuple(sorted(attempt.dead))
+        takes = [ev.SendTakeover(to, plan, dead), reports.epoch_taken_over(attempt)]
+        return [*takes, *self._close_if_done(attempt, now)]
 
     def _context(self, base: Version, now: float) -> PlanContext | None:
         """The context of the version to start from; None if other peers must be asked for it, or
@@ -525,7 +547,7 @@ class Leader:
 
     def _follow(self, plan: Plan) -> None:
         """This is the newest plan."""
-        self.gathering.planned()
+        self.gathering.planned(plan)
         self.roster.versions.planned(plan.digests)
         self.memory.planned(plan)
         self.voting.planned()
@@ -537,16 +559,21 @@ class Leader:
 
     def _run(self, plan: Plan, steady: bool, now: float) -> None:
         """The epoch of a plan begins."""
-        self.phase = Phase.RUN
         listeners = [m.peer for m in plan.members if not m.current]
         probation = self.roster.peers.probation.intersection(listeners)
         timing = AttemptTimes(now, now + plan.deadline_s)
         attempt = EpochAttempt(plan, timing, probation=probation, steady=steady)
-        self.attempt = attempt
-        timing.run(self.planning.deadlines.usual_run(plan, self._patience(attempt)), now)
+        self._begin(attempt, now)
         if plan.outer:
             # The members begin it as soon as they have the plan.
             self._open(attempt, now)
+
+    def _begin(self, attempt: EpochAttempt, now: float) -> None:
+        """The micro-batches of an attempt run from now on."""
+        self.phase = Phase.RUN
+        self.attempt = attempt
+        usual_s = self.planning.deadlines.usual_run(attempt.plan, self._patience(attempt))
+        attempt.timing.run(usual_s, now)
 
     def _finished(self, e: ev.MicroBatchesReported, now: float) -> Actions:
         attempt = self._attempt_of(e.plan_hash)
@@ -703,7 +730,9 @@ class Leader:
             # The version exists but is not committed; it may be, once enough voters are back.
             return [*done, reports.epoch_uncertain(attempt), *self._gather(now)]
         self.voting.certify(attempt)
-        done += self.conduct.inspect(attempt.plan, attempt.results.seed, attempt.sketches, now)
+        done += self.conduct.inspect(
+            attempt.plan, self.me, attempt.results.seed, attempt.sketches, now
+        )
         self.planning.routing.keep_apart(self.conduct.inspection.apart())
         loss = self.losses.training
         done.append(reports.epoch_committed(attempt, made, self.facts.epochs, loss, now))

@@ -220,6 +220,24 @@ def epoch_planned(plan: Plan, left_out: Sequence[int], paths: Mapping[str, Any])
     return RecordFact("epoch-planned", text, "debug", facts)
 
 
+def epoch_taken_over(a: EpochAttempt) -> RecordFact:
+    """This leader goes on with the epoch of another one."""
+    plan = a.plan
+    given_back = len(a.results.dropped)
+    text = (
+        f"epoch {plan.epoch} goes on under this leader; {given_back} of {len(plan.paths)} "
+        "micro-batches are given back"
+    )
+    facts: dict[str, object] = {
+        "epoch": plan.epoch,
+        "term": plan.term,
+        "hash": plan.hash[:12],
+        "dead": sorted(a.dead),
+        "dropped": given_back,
+    }
+    return RecordFact("epoch-taken-over", text, facts=facts)
+
+
 def round_repaired(stage: int, attempt: int, dead: int) -> RecordFact:
     """A round is tried again; ``dead``: members of the epoch that have died so far."""
     return RecordFact(

@@ -1,0 +1,63 @@
+"""Takes over the epoch that a leader has left under way: its members go on, and only the work of
+those that are gone is given back. Pure. Enters: the newest plan, the roster of the new leader.
+Leaves: an attempt at that plan. Never: a plan; the epoch of another version.
+
+Members that have begun to average, or have voted, do not begin again for another leader, so an
+epoch is taken over only while its micro-batches run
+(docs/decisions/039-an-epoch-outlives-its-leader.md).
+"""
+
+from node.consensus.voters import decide
+from node.core.journey import Plan, Version
+from node.epoch.attempts.timing import AttemptTimes
+from node.epoch.leader.attempt import EpochAttempt
+from node.epoch.leader.roster import Roster
+
+WORTH = 0.25
+"""Work of an epoch that is done and stays, over the share of it that is given back, from which the
+epoch is taken over. With less done it is planned anew: a smaller batch pays for a whole round."""
+
+
+class Takeover:
+    """The decision of one leader about the epoch of a plan that it did not make."""
+
+    def __init__(self) -> None:
+        self._over = ""
+        """Hash of the newest plan that this leader has made or taken over."""
+
+    def planned(self, plan: Plan) -> None:
+        """This leader has made the plan, or taken it over: it does not do so again."""
+        self._over = plan.hash
+
+    def attempt(
+        self, plan: Plan | None, base: Version, roster: Roster, timing: AttemptTimes
+    ) -> EpochAttempt | None:
+        """The attempt that goes on with the epoch of ``plan``; None where it is better planned
+        anew, from ``base``."""
+        if plan is None or plan.base != base or not plan.paths or plan.hash == self._over:
+            return None
+        me = roster.peers.leader
+        here = roster.peers.candidates
+        there = {m.peer for m in plan.members if m.peer in here}
+        running = {p for p in there if here[p].capacity.running.plan_hash == plan.hash}
+        if running != there or me not in there or not decide(plan.electorate, there):
+            return None
+        computed = sum(here[p].capacity.running.computed for p in there)
+        lost = sum(path.origin not in there for path in plan.paths) / len(plan.paths)
+        if (1 - lost) * computed / _work(plan) <= WORTH * lost:
+            return None
+        probation = roster.peers.probation.intersection(
+            m.peer for m in plan.members if not m.current
+        )
+        attempt = EpochAttempt(plan, timing, leader=me, probation=probation)
+        attempt.lose({m.peer for m in plan.members} - there)
+        if attempt.bare is not None:
+            return None
+        for peer in attempt.dead:
+            attempt.results.give_up(peer)
+        return attempt
+
+
+def _work(plan: Plan) -> int:
+    """Number of forwards, losses and backwards of a plan's paths."""
+    return sum(2 * len(path.hops) + 3 for path in plan.paths)

@@ -1,0 +1,89 @@
+"""Leaders that die in the middle of an epoch: the others commit it without beginning again."""
+
+import pytest
+
+from node.epoch import events as ev
+from node.sim.faults import Fault, strike
+from node.sim.process import SimPeer
+from node.sim.setup import Setup, WorkTimes, toy_parts
+from node.sim.swarm import MachineFactory, SimSwarm
+from node.sim.tapes import Tapes
+from testbed.swarms.receipts import SwarmBooks
+
+pytestmark = pytest.mark.usefixtures("silence")
+
+SETUP = Setup(
+    ends=3,
+    stages=2,
+    replicas=2,
+    parts=toy_parts(2, 3),
+    epochs=100_000,
+    work=WorkTimes(ends_s=0.06, forward_s=0.2, step_s=0.06),
+)
+DEATHS = 6
+LATE_S = 0.7
+"""Seconds of an epoch after which its leader dies."""
+
+
+def facts_of(swarm: SimSwarm) -> list[ev.RecordFact]:
+    """The facts that leaders of this swarm report from now on."""
+    said: list[ev.RecordFact] = []
+    watch = swarm.watch
+    report = watch.report
+
+    def look(peer: SimPeer, fact: ev.RecordFact) -> None:
+        said.append(fact)
+        report(peer, fact)
+
+    watch.report = look  # type: ignore[method-assign]
+    return said
+
+
+def die_late(swarm: SimSwarm) -> None:
+    """Let the leader die in the middle of an epoch, and a newcomer come in its place."""
+    commits = len(swarm.watch.commits)
+    while len(swarm.watch.commits) == commits:
+        swarm.world.run(swarm.world.now + 0.05, None)
+    swarm.world.run(swarm.world.now + LATE_S, None)
+    strike(swarm, Fault(0.0, "kill-leader", 0))
+    swarm.add(0)
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_an_epoch_outlives_its_leader(seed: int) -> None:
+    swarm = SimSwarm(SETUP, seed)
+    said = facts_of(swarm)
+    swarm.world.run(15.0, None)
+    for _ in range(DEATHS):
+        die_late(swarm)
+        swarm.world.run(swarm.world.now + 12.0, None)
+    assert sum(kind == "kill-leader" for _, kind, *_ in swarm.struck) == DEATHS
+    taken = [f.facts for f in said if f.kind == "epoch-taken-over"]
+    ended = {f.facts["hash"]: f.facts for f in said if f.kind == "epoch-committed"}
+    assert len(taken) >= DEATHS - 1
+    for begun in taken:
+        done = ended[begun["hash"]]
+        assert done["dropped"] == begun["dropped"] > 0
+        assert done["counted"] > 0
+    assert not swarm.watch.counts["bans"]
+
+
+def test_receipts_and_recordings_of_a_taken_over_epoch_hold() -> None:
+    books = SwarmBooks()
+    tapes = Tapes()
+    make = books.factory()
+    both = MachineFactory(services=make.services, recorder=tapes.factory().recorder)
+    swarm = SimSwarm(SETUP, 3, both)
+    said = facts_of(swarm)
+    swarm.world.run(15.0, None)
+    die_late(swarm)
+    swarm.world.run(swarm.world.now + 12.0, None)
+    (taken,) = (f.facts["epoch"] for f in said if f.kind == "epoch-taken-over")
+    for peer, played in tapes.replay():
+        assert played.difference is None, (peer, played.difference)
+    run = books.audit()
+    for account in run.accounts:
+        assert account.sums() == dict.fromkeys(account.stages, account.tokens)
+    (of_two_leaders,) = (a for a in run.accounts if a.epoch == taken)
+    assert 0 < of_two_leaders.tokens < max(a.tokens for a in run.accounts)
+    assert sum(of_two_leaders.receipts.values()) > 0.9 * of_two_leaders.tokens * 3

@@ -1,0 +1,215 @@
+"""A new leader goes on with the epoch of the one before it, or plans it anew."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from node.core.ids import PeerId
+from node.core.journey import Plan
+from node.epoch import events as ev
+from node.epoch.leader.attempt import ATTEMPTS
+from node.epoch.leader.leader import Leader, Phase
+from node.epoch.member import Member, MemberState
+from node.epoch.plan_context import GENESIS, PastPlan, makes
+from node.pipeline.events import MicroBatchDone
+from tests.training.run_facts import facts
+from tests.training.test_leader import S1, S2, T1, T2, E, begun, heard, kinds, tell, the_plan
+from tests.training.test_member import LEADER, ME, ended, opened, plan_from, refusal
+from tests.training.test_member import told as member_told
+
+SECOND, THIRD = PeerId("ends2"), PeerId("ends3")
+ALL = (E, SECOND, THIRD, S1, T1, S2, T2)
+DONE = 3
+"""Steps that each peer has computed."""
+
+
+def left() -> Plan:
+    """The plan of a leader that is gone."""
+    _, plan = begun(map(heard, ALL), target_batch=24)
+    assert plan.leader == E
+    return plan
+
+
+def runs(peer: PeerId, plan: Plan, computed: int = DONE, **about: Any) -> ev.Heartbeat:
+    """The report of a peer in which this plan's micro-batches run."""
+    said = heard(peer, term=plan.term, **about)
+    running = ev.Running(plan.hash, computed)
+    return replace(said, capacity=replace(said.capacity, running=running))
+
+
+def successor(plan: Plan, *reports: ev.Heartbeat) -> tuple[Leader, list[Any]]:
+    """The next leader, which has heard these reports or those of all others, and its actions."""
+    leader = Leader(
+        SECOND, facts(target_batch=24, late_s=4.0), term=plan.term, history=PastPlan(plan)
+    )
+    rows = reports or [runs(p, plan) for p in ALL if p != E]
+    done = tell(leader, rows, 0.0)
+    return leader, done + leader.handle(ev.ClockTick(), 1.5)
+
+
+def takeover(actions: list[Any]) -> ev.SendTakeover | None:
+    return next((a for a in actions if isinstance(a, ev.SendTakeover)), None)
+
+
+def rows_of(plan: Plan, origin: PeerId) -> tuple[MicroBatchDone, ...]:
+    return tuple(MicroBatchDone(p.index, True, 1.0, 64) for p in plan.paths if p.origin == origin)
+
+
+def test_a_new_leader_goes_on_with_the_epoch_under_way() -> None:
+    plan = left()
+    leader, done = successor(plan)
+    others = tuple(m.peer for m in plan.members if m.peer != E)
+    assert takeover(done) == ev.SendTakeover(others, plan, (E,))
+    assert the_plan(done) is None
+    assert kinds(done) == ["epoch-taken-over"]
+    assert (leader.phase, leader.plan) == (Phase.RUN, plan)
+
+
+def test_the_work_of_those_that_are_gone_is_given_back_and_the_rest_is_committed() -> None:
+    plan = left()
+    leader, _ = successor(plan)
+    done: list[Any] = []
+    for origin in (SECOND, THIRD):
+        rows = rows_of(plan, origin)
+        assert rows
+        done += leader.handle(ev.MicroBatchesReported(origin, plan.hash, rows), 2.0)
+    rounds = [a.round for a in done if isinstance(a, ev.SendRound)]
+    given_back = tuple(p.index for p in plan.paths if p.origin == E)
+    assert given_back
+    assert {r.dropped for r in rounds} == {given_back}
+    assert {r.leader for r in rounds} == {SECOND}
+    assert {r.dead for r in rounds} == {(E,)}
+    first = {r.attempt for r in rounds}.pop()
+    assert first == ATTEMPTS * (1 + [m.peer for m in plan.members].index(SECOND))
+    made = makes(plan, given_back)
+    committed: list[Any] = []
+    for m in plan.members:
+        if m.peer != E:
+            word = ev.Committed(m.peer, plan.hash, first, f"digest {m.stage} next", voted=True)
+            committed += leader.handle(word, 3.0)
+    assert "epoch-committed" in kinds(committed)
+    following = the_plan(committed)
+    assert following is not None
+    assert (following.base, following.leader) == (made, SECOND)
+    assert following.term > plan.term
+    assert {p for c in following.cursor for p in c.returned} == {
+        s for p in plan.paths if p.index in given_back for s in p.samples
+    }
+
+
+def averages(plan: Plan) -> list[ev.Heartbeat]:
+    rows = [runs(p, plan) for p in ALL if p not in (E, S1)]
+    return [*rows, heard(S1, term=plan.term)]
+
+
+def elsewhere(plan: Plan) -> list[ev.Heartbeat]:
+    rows = [runs(p, plan) for p in ALL if p not in (E, S1)]
+    return [*rows, runs(S1, replace(plan, term=plan.term + 1))]
+
+
+def hardly_begun(plan: Plan) -> list[ev.Heartbeat]:
+    return [runs(p, plan, int(p == S1)) for p in ALL if p != E]
+
+
+@pytest.mark.parametrize("reports", [averages, elsewhere, hardly_begun])
+def test_what_cannot_go_on_is_planned_anew(reports: Any) -> None:
+    plan = left()
+    _, done = successor(plan, *reports(plan))
+    assert takeover(done) is None
+    anew = the_plan(done)
+    assert anew is not None
+    assert anew.base == plan.base
+    assert anew.term > plan.term
+
+
+def test_a_leader_that_was_no_member_plans_anew() -> None:
+    plan = left()
+    newcomer = PeerId("ends4")
+    leader = Leader(newcomer, facts(target_batch=24), term=plan.term, history=PastPlan(plan))
+    done = tell(leader, [heard(newcomer), *(runs(p, plan) for p in ALL if p != E)], 0.0)
+    done += leader.handle(ev.ClockTick(), 2.0)
+    assert takeover(done) is None
+    assert the_plan(done) is not None
+
+
+def test_an_epoch_is_taken_over_once() -> None:
+    plan = left()
+    leader, done = successor(plan)
+    assert takeover(done) is not None
+    done = leader.handle(ev.Declined(plan.hash, "no longer"), 2.0)
+    done += leader.handle(ev.ClockTick(), 2.3)
+    assert takeover(done) is None
+    assert the_plan(done) is not None
+
+
+def test_a_leader_does_not_go_on_with_an_epoch_that_it_has_given_up() -> None:
+    leader, plan = begun(map(heard, ALL), target_batch=24)
+    tell(leader, [runs(p, plan) for p in ALL], 2.1)
+    done = leader.handle(ev.Declined(plan.hash, "no reason"), 2.2)
+    done += leader.handle(ev.ClockTick(), 2.5)
+    assert takeover(done) is None
+    assert the_plan(done) is not None
+
+
+def test_repairs_count_from_the_first_attempt_of_this_leader() -> None:
+    plan = left()
+    leader, _ = successor(plan)
+    for origin in (SECOND, THIRD):
+        leader.handle(ev.MicroBatchesReported(origin, plan.hash, rows_of(plan, origin)), 2.0)
+    attempt = leader.attempt
+    assert attempt is not None
+    first = attempt.attempts[1]
+    missing = [ev.Incomplete(p, plan.hash, first, (), ()) for p in (S1, T1)]
+    done = tell(leader, missing, 3.0)
+    (again,) = (a.round for a in done if isinstance(a, ev.SendRound))
+    assert again.attempt == first + 1
+    assert "round-repaired" in kinds(done)
+
+
+# ------------------------------------------------------------ the member
+
+NEXT = PeerId("next")
+
+
+def following() -> tuple[Member, Plan]:
+    """A member in which a plan runs."""
+    plan = plan_from(GENESIS, 3)
+    member = Member(ME, plan.base)
+    member_told(member, ev.PlanArrived(plan))
+    assert (member.state, member.leader) == (MemberState.RUN, LEADER)
+    return member, plan
+
+
+def test_a_member_reports_again_to_the_new_leader_and_averages_for_it_alone() -> None:
+    member, plan = following()
+    assert member_told(member, ev.TakenOver(NEXT, plan.hash)) == [ev.ReportAgain(plan)]
+    assert member.leader == NEXT
+    assert "only the plan's leader" in refusal(member, opened(plan))
+    (start,) = member_told(member, opened(plan, ATTEMPTS, leader=NEXT))
+    assert isinstance(start, ev.StartRound)
+    assert member.state is MemberState.AVERAGE
+
+
+def test_a_member_that_averages_or_has_voted_is_not_taken_over() -> None:
+    member, plan = following()
+    member_told(member, opened(plan))
+    assert "do not run here" in refusal(member, ev.TakenOver(NEXT, plan.hash))
+    result = ended(plan)
+    member_told(member, result)
+    member_told(member, ev.Adopted(result, "d"))
+    assert "do not run here" in refusal(member, ev.TakenOver(NEXT, plan.hash))
+    assert member.leader == LEADER
+
+
+def test_an_epoch_of_another_plan_is_not_taken_over() -> None:
+    member, plan = following()
+    other = replace(plan, term=plan.term + 1)
+    assert "do not run here" in refusal(member, ev.TakenOver(NEXT, other.hash))
+
+
+def test_the_next_plan_has_its_own_leader_again() -> None:
+    member, plan = following()
+    member_told(member, ev.TakenOver(NEXT, plan.hash))
+    member_told(member, ev.PlanArrived(replace(plan, term=plan.term + 1)))
+    assert member.leader == LEADER
