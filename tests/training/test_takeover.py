@@ -112,6 +112,16 @@ def hardly_begun(plan: Plan) -> list[ev.Heartbeat]:
     return [runs(p, plan, int(p == S1)) for p in ALL if p != E]
 
 
+def test_a_member_that_has_not_begun_the_epoch_holds_nobody_up() -> None:
+    plan = left()
+    late = heard(T1, term=plan.term - 1)
+    _, done = successor(plan, *(runs(p, plan) for p in ALL if p not in (E, T1)), late)
+    taken = takeover(done)
+    assert taken is not None
+    assert set(taken.dead) == {E, T1}
+    assert T1 not in taken.to
+
+
 @pytest.mark.parametrize("reports", [averages, elsewhere, hardly_begun])
 def test_what_cannot_go_on_is_planned_anew(reports: Any) -> None:
     plan = left()

@@ -38,9 +38,10 @@ class Takeover:
             return None
         me = roster.peers.leader
         here = roster.peers.candidates
-        there = {m.peer for m in plan.members if m.peer in here}
-        running = {p for p in there if here[p].capacity.running.plan_hash == plan.hash}
-        if running != there or me not in there or not decide(plan.electorate, there):
+        # A member with an older term has not begun this epoch, and goes on without it.
+        begun = {m.peer for m in plan.members if m.peer in here and here[m.peer].term >= plan.term}
+        there = {p for p in begun if here[p].capacity.running.plan_hash == plan.hash}
+        if there != begun or me not in there or not decide(plan.electorate, there):
             return None
         computed = sum(here[p].capacity.running.computed for p in there)
         lost = sum(path.origin not in there for path in plan.paths) / len(plan.paths)
