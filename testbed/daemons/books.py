@@ -3,10 +3,11 @@ detection, recovery.
 
 Pure: events in, numbers out. Definitions:
 
-* An *attempt* is one plan. The history that holds is the newest commit and, from each plan
-  backwards, the version it started from. ``again``: attempts that were committed and do not belong
-  to it. ``abandoned``: attempts that were begun before the one of the same epoch that holds, and
-  never committed. A plan that nobody followed costs nothing.
+* An *attempt* is one plan, also where another leader than its own commits it. The history that
+  holds is the newest commit and, from each plan backwards, the version it started from. ``again``:
+  attempts that were committed and do not belong to it. ``abandoned``: attempts that were begun
+  before the one of the same epoch that holds, and never committed. A plan that nobody followed
+  costs nothing.
 * ``unaccounted`` at a plan is *next position - positions handed back - samples counted* in the
   history it starts from. It stays what it was while every sample is counted once or handed back;
   more means lost, less means handed out twice.
@@ -24,6 +25,7 @@ NAMING = {"peer-lost", "peer-left", "leader-silent", "member-failed", "hop-turne
 LEADING = "leading"
 """Said by who takes the place of a leader."""
 PLANNED = "epoch-planned"
+TAKEN_OVER = "epoch-taken-over"
 COMMITTED = "epoch-committed"
 CONTRIBUTED = "contributed"
 
@@ -77,10 +79,14 @@ class Books:
         self.events = events
         self.attempts: list[Attempt] = []
         newest: dict[tuple[str, int, int], Attempt] = {}
+        plans: dict[str, Attempt] = {}
         for e in events:
+            key = e.who, int(e.get("term", 0)), int(e.get("epoch", 0))
             if e.kind == PLANNED:
-                made = newest[e.who, int(e.get("term", 0)), int(e.get("epoch", 0))] = Attempt(e)
+                made = newest[key] = plans[str(e.get("hash"))] = Attempt(e)
                 self.attempts.append(made)
+            elif e.kind == TAKEN_OVER and (begun := plans.get(str(e.get("hash")))) is not None:
+                newest[key] = begun
             elif e.kind == COMMITTED:
                 known = newest.get((e.who, int(e.get("term", 0)), int(e.get("epoch", 0)) - 1))
                 if known is not None and known.commit is None:

@@ -93,6 +93,15 @@ def test_of_two_sides_the_one_that_goes_on_counts():
     assert all(a.plan.who == "a" for a in story.books.history().values())
 
 
+def test_an_epoch_that_another_leader_commits_is_one_attempt():
+    story = Story().epoch(0, "", "v1").plan(1, "v1", term=2)
+    story.tell("b", "epoch-taken-over", epoch=1, term=2, hash="a21v1")
+    books = story.commit(1, "v2", who="b", term=2).plan(2, "v2", who="b", term=3).books
+    assert books.losses() == Losses(0, 0)
+    assert books.history()[1].commit is not None
+    assert books.history()[1].makes == (2, "v2")
+
+
 def test_a_commit_a_dying_leader_did_not_report_is_no_loss():
     story = quiet().plan(2, "v2").epoch(3, "v3", "v4", who="b")
     assert story.books.losses() == Losses(0, 0)
