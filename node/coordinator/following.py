@@ -154,11 +154,15 @@ class Following:
         return self.member.busy or self._turns.locked()
 
     def running(self) -> ev.Running:
-        """This peer's work in the plan in force."""
+        """This peer's work in the plan in force, for a leader that could take it over. A peer that
+        leads the epoch, or has led it, reports none: it would number its rounds as before."""
         m = self.member
-        if m.plan is None or m.state is not MemberState.RUN:
+        if m.plan is None or m.state is not MemberState.RUN or m.leader == self._kit.me:
             return ev.Running()
-        return ev.Running(m.plan.hash, self._kit.work.engines.pipeline.machine.computed)
+        machine = self._kit.work.engines.pipeline.machine
+        if machine.plan is None or machine.plan.hash != m.plan.hash:
+            return ev.Running(m.plan.hash)
+        return ev.Running(m.plan.hash, machine.computed)
 
     def leader_of(self, plan: Plan) -> PeerId:
         """The peer that leads the epoch of a plan, by this peer's knowledge."""

@@ -48,8 +48,8 @@ class OwnPeer(Protocol):
         """The leader has found members dead."""
         ...
 
-    def goes_on_without(self, dead: Iterable[PeerId]) -> None:
-        """Nothing here waits for these members of the plan in force any longer."""
+    def goes_on_without(self, plan_hash: str, dead: Iterable[PeerId]) -> None:
+        """Nothing here waits for these members any longer, if this plan is in force."""
         ...
 
 

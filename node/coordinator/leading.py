@@ -201,10 +201,12 @@ class Leading:
                         )
                 case ev.SendTakeover(to):
                     note = notes.takeover_note(action)
+                    event = notes.takeover_event(note, kit.me)
                     for peer in to:
-                        event = notes.takeover_event(note, kit.me)
-                        kit.tasks.spawn(self._deliver(peer, note, event), "takeover")
-                    self._own.goes_on_without(action.dead)
+                        if peer == kit.me:
+                            kit.tasks.spawn(self._take_over_here(action, event), "takeover")
+                        else:
+                            kit.tasks.spawn(self._deliver(peer, note, event), "takeover")
                 case ev.SendLost(to):
                     note = notes.dead_note(action)
                     for peer in to:
@@ -233,7 +235,7 @@ class Leading:
         warrant = self.mandate.warrant(plan.electorate, certified, kit.clock.now())
         note = notes.plan_note(plan, self._statements.plan(plan), warrant)
         before = self._own.member.plan
-        if before is not None and before.leader != kit.me and not plan.parent:
+        if before is not None and self._own.member.leader != kit.me and not plan.parent:
             kit.tasks.spawn(self._send_first_plan(plan, note, before), "first plan")
             return
         to = self.addressed(note, before)
@@ -242,6 +244,12 @@ class Leading:
             addressed = note if m.peer == kit.me else to(m.peer)
             deliver = self._deliver(m.peer, addressed, ev.PlanArrived(plan), plan.deadline_s)
             kit.tasks.spawn(deliver, "plan")
+
+    async def _take_over_here(self, action: ev.SendTakeover, event: ev.TakenOver) -> None:
+        """Let the own member go on with the epoch under this leader."""
+        note = notes.takeover_note(action)
+        if await self._deliver(self._kit.me, note, event) is not None:
+            self._own.goes_on_without(event.plan_hash, action.dead)
 
     async def _send_first_plan(self, plan: Plan, note: pb.Note, before: Plan) -> None:
         """Send the first plan of a new leader, after ``before``. Its own member follows the plan

@@ -17,7 +17,7 @@ from protos import training_pb2 as pb
 BROKEN_S = 60.0
 """Seconds after which a broken connection no longer suggests that its peer is dead."""
 TELL = "/tutti.v1.Training/Tell"
-CARRIED_OUT = ("plan", "round")
+CARRIED_OUT = ("plan", "takeover", "round")
 """Messages that are carried out before they are answered; all others are answered at once."""
 
 

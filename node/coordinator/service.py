@@ -307,7 +307,7 @@ class Training(rpc.TrainingServicer):
                     raise WireError(f"invalid round: {why}")
                 heeded = self.candidacy.heeds(peer)
                 if self.member.plan is None or self.member.leader != peer and not heeded:
-                    return "only the plan's leader opens its rounds"
+                    return "only the leader of this epoch opens its rounds"
                 return await self.following.told(event)
             case "takeover":
                 return await self._hear_takeover(peer, note)
@@ -405,22 +405,24 @@ class Training(rpc.TrainingServicer):
         return await self.following.told(ev.PlanArrived(found), undone)
 
     async def _hear_takeover(self, peer: PeerId, note: pb.Note) -> str | None:
-        """Another leader goes on with the epoch under way. A leader knows us because we took it for
-        the leader and sent it a heartbeat."""
-        if not self.candidacy.heeds(peer) or not self.admission.may_lead(peer):
+        """Another leader goes on with the epoch under way. It is the one that this peer takes for
+        the leader by now, and not only one that it has reported to lately."""
+        if peer != self.leader_id() or not self.candidacy.heeds(peer):
             return OTHER_LEADER
-        refused = await self.following.told(notes.takeover_event(note, peer))
+        event = notes.takeover_event(note, peer)
+        refused = await self.following.told(event)
         if refused is None:
-            self.goes_on_without(map(PeerId, note.takeover.dead))
+            self.goes_on_without(event.plan_hash, map(PeerId, note.takeover.dead))
         return refused
 
     def _here(self) -> Here:
         """This peer, as the receiver of a plan."""
         m = self.member
         follows = None
-        if m.plan is not None:
-            follows = m.plan.leader
-        committed = follows is not None and m.state is MemberState.DONE
+        # Neither leader of an epoch that was taken over is trusted without support.
+        if m.plan is not None and m.leader == m.plan.leader:
+            follows = m.leader
+        committed = m.plan is not None and m.state is MemberState.DONE
         clock = self.kit.clock
         return Here(
             self.cell,
@@ -446,11 +448,14 @@ class Training(rpc.TrainingServicer):
         plan = self.member.plan
         if plan is None or self.member.leader != peer or plan.hash != note.plan_hash:
             return "not the leader of the plan in force here"
-        self.goes_on_without(map(PeerId, note.dead))
+        self.goes_on_without(note.plan_hash, map(PeerId, note.dead))
         return None
 
-    def goes_on_without(self, dead: Iterable[PeerId]) -> None:
-        """Nothing here waits for these members of the plan in force any longer."""
+    def goes_on_without(self, plan_hash: str, dead: Iterable[PeerId]) -> None:
+        """Nothing here waits for these members any longer, if this plan is in force."""
+        plan = self.member.plan
+        if plan is None or plan.hash != plan_hash:
+            return
         gone = set(dead) - {self.kit.me}
         self._count_dead(gone)
         self.kit.work.lost(gone)

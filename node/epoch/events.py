@@ -19,7 +19,8 @@ from node.scheduler.router import SearchJob
 @dataclass(frozen=True)
 class Running:
     """A peer's work in the plan in force. ``plan_hash``: hash of the plan, empty once it is closed
-    here; ``computed``: the forwards, losses and backwards of it that were computed here."""
+    here, and where the peer itself leads; ``computed``: the forwards, losses and backwards of it
+    that were computed here."""
 
     plan_hash: str = ""
     computed: int = 0

@@ -251,8 +251,13 @@ class Member:
         """Follow another leader in the plan in force. Only before its epoch is closed: a member
         that averages for one leader, or has voted, does not begin again for another."""
         plan = self.plan
-        if plan is None or plan.hash != plan_hash or self.state is not MemberState.RUN:
-            return [ev.RefuseCaller("the micro-batches of this plan do not run here")]
+        begun = (MemberState.RUN, MemberState.AVERAGE, MemberState.COPY, MemberState.DONE)
+        if plan is None or plan.hash != plan_hash or self.state not in begun:
+            return [ev.RefuseCaller("this plan is not under way here")]
+        if self.state is not MemberState.RUN and leader == self.leader:
+            return []  # told twice, because the first answer was lost on its way
+        if self.state is not MemberState.RUN:
+            return [ev.RefuseCaller("the micro-batches of this plan have ended here")]
         self.leader = leader
         return [ev.ReportAgain(plan)]
 
@@ -261,7 +266,7 @@ class Member:
         if plan is None or (r.epoch, r.term) != (plan.epoch, plan.term) or r.plan_hash != plan.hash:
             return [ev.RefuseCaller("this round belongs to a plan that is not in force here")]
         if r.leader != self.leader:
-            return [ev.RefuseCaller("only the plan's leader opens its rounds")]
+            return [ev.RefuseCaller("only the leader of this epoch opens its rounds")]
         under_way = self._under_way
         if self.state is MemberState.DONE or (
             under_way is not None and r.attempt == under_way.attempt

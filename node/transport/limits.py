@@ -92,7 +92,7 @@ NOTES: Mapping[int, tuple[str, MessageLimit]] = {
     18: ("move", MessageLimit(KIB)),
     19: ("dead", MessageLimit(MIB)),
     20: ("lead", MessageLimit(KIB)),
-    21: ("takeover", MessageLimit(MIB, sender=Sender.LEADER)),
+    21: ("takeover", MessageLimit(MIB, breach=0.25, sender=Sender.LEADER)),
 }
 """Kinds of messages of Training/Tell, by the number of their field."""
 

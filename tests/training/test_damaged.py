@@ -155,7 +155,7 @@ async def test_rounds_of_strangers_wait_for_nothing(rig: Any) -> None:
     t.member.handle(ev.PlanArrived(plan), 0.0)
     async with t.following._turns:
         refused = await t._hear(PeerId("stranger"), pb.Note(round=pb.RoundNote()))
-    assert (refused, len(t.tasks)) == ("only the plan's leader opens its rounds", 0)
+    assert (refused, len(t.tasks)) == ("only the leader of this epoch opens its rounds", 0)
     await t.close()
 
 

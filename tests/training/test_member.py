@@ -187,7 +187,7 @@ def test_a_round_of_another_plan_or_another_leader_is_refused() -> None:
     told(member, ev.PlanArrived(plan))
     for about in ({"epoch": 1}, {"term": 1}, {"plan_hash": "another"}):
         assert "not in force" in refusal(member, opened(plan, **about))
-    assert "only the plan's leader" in refusal(member, opened(plan, leader=OTHER))
+    assert "only the leader of this epoch" in refusal(member, opened(plan, leader=OTHER))
     assert "counts this peer as dead" in refusal(member, opened(plan, dead=(ME,)))
     assert "attempt -1 is over" in refusal(member, opened(plan, -1))
     assert told(member, opened(plan, dead=(OTHER,))) != [], "nothing of these was begun"

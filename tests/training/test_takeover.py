@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from node.consensus.admission import OTHER_LEADER, undoes
 from node.core.ids import PeerId
 from node.core.journey import Plan
 from node.epoch import events as ev
@@ -13,7 +14,9 @@ from node.epoch.leader.leader import Leader, Phase
 from node.epoch.member import Member, MemberState
 from node.epoch.plan_context import GENESIS, PastPlan, makes
 from node.pipeline.events import MicroBatchDone
+from protos import training_pb2 as pb
 from tests.training.run_facts import facts
+from tests.training.test_damaged import stands, taking_part
 from tests.training.test_leader import S1, S2, T1, T2, E, begun, heard, kinds, tell, the_plan
 from tests.training.test_member import LEADER, ME, ended, opened, plan_from, refusal
 from tests.training.test_member import told as member_told
@@ -195,7 +198,7 @@ def test_a_member_reports_again_to_the_new_leader_and_averages_for_it_alone() ->
     member, plan = following()
     assert member_told(member, ev.TakenOver(NEXT, plan.hash)) == [ev.ReportAgain(plan)]
     assert member.leader == NEXT
-    assert "only the plan's leader" in refusal(member, opened(plan))
+    assert "only the leader of this epoch" in refusal(member, opened(plan))
     (start,) = member_told(member, opened(plan, ATTEMPTS, leader=NEXT))
     assert isinstance(start, ev.StartRound)
     assert member.state is MemberState.AVERAGE
@@ -204,18 +207,26 @@ def test_a_member_reports_again_to_the_new_leader_and_averages_for_it_alone() ->
 def test_a_member_that_averages_or_has_voted_is_not_taken_over() -> None:
     member, plan = following()
     member_told(member, opened(plan))
-    assert "do not run here" in refusal(member, ev.TakenOver(NEXT, plan.hash))
+    assert "have ended here" in refusal(member, ev.TakenOver(NEXT, plan.hash))
     result = ended(plan)
     member_told(member, result)
     member_told(member, ev.Adopted(result, "d"))
-    assert "do not run here" in refusal(member, ev.TakenOver(NEXT, plan.hash))
+    assert "have ended here" in refusal(member, ev.TakenOver(NEXT, plan.hash))
     assert member.leader == LEADER
+
+
+def test_a_member_that_is_told_twice_goes_on() -> None:
+    member, plan = following()
+    member_told(member, ev.TakenOver(NEXT, plan.hash))
+    member_told(member, opened(plan, ATTEMPTS, leader=NEXT))
+    assert member_told(member, ev.TakenOver(NEXT, plan.hash)) == []
+    assert member.state is MemberState.AVERAGE
 
 
 def test_an_epoch_of_another_plan_is_not_taken_over() -> None:
     member, plan = following()
     other = replace(plan, term=plan.term + 1)
-    assert "do not run here" in refusal(member, ev.TakenOver(NEXT, other.hash))
+    assert "not under way here" in refusal(member, ev.TakenOver(NEXT, other.hash))
 
 
 def test_the_next_plan_has_its_own_leader_again() -> None:
@@ -223,3 +234,36 @@ def test_the_next_plan_has_its_own_leader_again() -> None:
     member_told(member, ev.TakenOver(NEXT, plan.hash))
     member_told(member, ev.PlanArrived(replace(plan, term=plan.term + 1)))
     assert member.leader == LEADER
+
+
+async def test_after_a_takeover_no_leader_is_trusted_without_support(rig: Any) -> None:
+    (a,) = await rig.add("a")
+    t = taking_part(a)
+    stands(t, a.work.stage.version)
+    owners = dict.fromkeys(rig.shapes, a)
+    plan = rig.plan((a,), owners)
+    member_told(t.member, ev.PlanArrived(plan))
+    assert t._here().follows == plan.leader
+    member_told(t.member, ev.TakenOver(NEXT, plan.hash))
+    member_told(t.member, replace(rig.round(plan, ATTEMPTS), leader=NEXT))
+    result = ended(plan, ATTEMPTS)
+    member_told(t.member, result)
+    member_told(t.member, ev.Adopted(result, "d"))
+    here = t._here()
+    assert (here.follows, here.committed) == (None, True)
+    of_the_former = rig.plan((a,), owners, plan, again=True)
+    assert of_the_former.leader == plan.leader
+    assert "the leader does not know it" in undoes(of_the_former, here)
+    await t.close()
+
+
+async def test_only_the_peer_that_is_taken_for_the_leader_takes_over(rig: Any) -> None:
+    (a,) = await rig.add("a")
+    t = taking_part(a)
+    stands(t, a.work.stage.version)
+    plan = rig.plan((a,), dict.fromkeys(rig.shapes, a))
+    member_told(t.member, ev.PlanArrived(plan))
+    note = pb.Note(takeover=pb.TakeoverNote(plan_hash=plan.hash))
+    assert await t._hear(PeerId("stranger"), note) == OTHER_LEADER
+    assert t.member.leader == plan.leader
+    await t.close()

@@ -135,13 +135,19 @@ class EpochAttempt:
             self.dead.add(peer)
             self.outcomes.pop(peer, None)
 
+    @property
+    def taken_over(self) -> bool:
+        """True if another leader began this epoch."""
+        return self._leader != self.plan.leader
+
     def waits_for_few(self, now: float) -> bool:
         """Return True if the last few micro-batches are so late that waiting for them costs the
         others more than they bring: at most :data:`FEW` of all are missing, and nothing has come
-        for :data:`LATE` times the usual time between two results. Their samples go back."""
+        for :data:`LATE` times the usual time between two results. Their samples go back. The usual
+        time is not known of an epoch that was taken over: many results come at once."""
         count = self.results.count
         missing = len(self.plan.paths) - count
-        if not 0 < missing <= FEW * len(self.plan.paths):
+        if self.taken_over or not 0 < missing <= FEW * len(self.plan.paths):
             return False
         usual_s = (self.timing.reported - self.timing.started) / count
         return now - self.timing.reported > max(LATE_S, LATE * usual_s)
@@ -179,7 +185,7 @@ class EpochAttempt:
         """Number of the first attempt at the rounds. Every member has a range of numbers of its own
         for the case that it takes the epoch over, so that rounds of two leaders are never taken for
         one."""
-        if self._leader == self.plan.leader:
+        if not self.taken_over:
             return 0
         return ATTEMPTS * (1 + [m.peer for m in self.plan.members].index(self._leader))
 

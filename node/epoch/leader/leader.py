@@ -24,7 +24,7 @@ from node.epoch.attempts.repeats import Repeats
 from node.epoch.attempts.timing import AttemptTimes
 from node.epoch.facts import RunFacts
 from node.epoch.leader import reports
-from node.epoch.leader.attempt import EpochAttempt
+from node.epoch.leader.attempt import ATTEMPTS, EpochAttempt
 from node.epoch.leader.conduct import Conduct, Record
 from node.epoch.leader.evaluation import Evaluation
 from node.epoch.leader.gathering import Gathering
@@ -589,8 +589,9 @@ class Leader:
             return []
         if not results.counted:
             return self._abandon(now, "no micro-batch was finished")
-        run_s = now - attempt.timing.started
-        self.planning.deadlines.ran(run_s, whole=not results.dropped)
+        if not attempt.taken_over:
+            run_s = now - attempt.timing.started
+            self.planning.deadlines.ran(run_s, whole=not results.dropped)
         self._open(attempt, now)
         notes = attempt.open(self.facts.make.assign)
         return [*notes, *self.planning.routing.search(self.roster)]
@@ -696,7 +697,7 @@ class Leader:
             if hopeless and attempt.can_spare({peer, *attempt.probation}):
                 return self._late(attempt, peer, now)
         number = attempt.next_round(stage)
-        if number > 2 * len(attempt.living(stage)) + 2:
+        if number > min(2 * len(attempt.living(stage)) + 2, ATTEMPTS - 1):
             return self._abandon(
                 now, f"stage {stage} could not finish its round in {number} attempts"
             )

@@ -7,7 +7,10 @@ epoch is taken over only while its micro-batches run
 (docs/decisions/039-an-epoch-outlives-its-leader.md).
 """
 
+from collections import Counter
+
 from node.consensus.voters import decide
+from node.core.ids import PeerId
 from node.core.journey import Plan, Version
 from node.epoch.attempts.timing import AttemptTimes
 from node.epoch.leader.attempt import EpochAttempt
@@ -43,9 +46,11 @@ class Takeover:
         there = {p for p in begun if here[p].capacity.running.plan_hash == plan.hash}
         if there != begun or me not in there or not decide(plan.electorate, there):
             return None
-        computed = sum(here[p].capacity.running.computed for p in there)
+        work = _work(plan)
+        # Nobody can have computed more of it than the plan gave it, but for the work of the dead.
+        computed = sum(min(work[p], here[p].capacity.running.computed) for p in there)
         lost = sum(path.origin not in there for path in plan.paths) / len(plan.paths)
-        if (1 - lost) * computed / _work(plan) <= WORTH * lost:
+        if (1 - lost) * computed / work.total() <= WORTH * lost:
             return None
         probation = roster.peers.probation.intersection(
             m.peer for m in plan.members if not m.current
@@ -59,6 +64,11 @@ class Takeover:
         return attempt
 
 
-def _work(plan: Plan) -> int:
-    """Number of forwards, losses and backwards of a plan's paths."""
-    return sum(2 * len(path.hops) + 3 for path in plan.paths)
+def _work(plan: Plan) -> Counter[PeerId]:
+    """Forwards, losses and backwards of a plan's paths, by peer."""
+    work = Counter[PeerId]()
+    for path in plan.paths:
+        work[path.origin] += 3
+        for hop in path.hops:
+            work[hop.peer] += 2
+    return work
