@@ -65,7 +65,10 @@ class Rig:
         """The peer's note to its leader after that epoch."""
         note = pb.Note(committed=pb.CommittedNote(plan_hash=record.plan.hash))
         self.now = neighbours_of(record.plan, record.dropped, self.swarm.tokens)[self.me]
-        self.credit.commits(record.plan, record.made, record.dropped, record.tokens, note)
+        leads = record.plan.leader == self.me
+        self.credit.commits(
+            record.plan, record.made, record.dropped, record.tokens, note, leads=leads
+        )
         return note
 
     async def follows(self, plan: Plan, certificate: Any = None) -> None:
@@ -337,7 +340,7 @@ def test_a_peer_without_work_says_nothing() -> None:
     rig = Rig(swarm, swarm.peers[1])
     note = pb.Note(committed=pb.CommittedNote())
     plan = swarm.plan()
-    rig.credit.commits(plan, Version(1), (), 0, note)
+    rig.credit.commits(plan, Version(1), (), 0, note, leads=False)
     assert not note.committed.work
 
 

@@ -354,6 +354,7 @@ async def test_a_stage_peers_daemon_asks_one_that_does_not_lead_first(peers):
         assembled=SimpleNamespace(
             ends=None,
             work=SimpleNamespace(plan=peers.plan),
+            training=SimpleNamespace(member=SimpleNamespace(leader=peers.plan.leader)),
             pipeline=SimpleNamespace(settings=PipelineSettings(stages=STAGES)),
             texts=asyncio.Semaphore(1),
         ),

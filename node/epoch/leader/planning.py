@@ -21,12 +21,12 @@ from node.epoch.leader.attempt import EpochAttempt
 from node.epoch.leader.deadlines import Deadlines
 from node.epoch.leader.division import Division
 from node.epoch.leader.plan_start import PlanStart
-from node.epoch.leader.plan_terms import PlanTerms
 from node.epoch.leader.roster import Roster
 from node.epoch.leader.routing import Routing
 from node.epoch.leader.windows import Windows
 from node.epoch.pace import ALL_OWN
 from node.epoch.plan_context import PastPlan, PlanContext
+from node.epoch.plan_terms import PlanTerms
 
 DEPART_S = 15.0
 """Seconds for which a peer that left is expected to give the state it held."""
