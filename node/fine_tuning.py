@@ -23,8 +23,9 @@ from node.model.shapes import all_shapes, count
 from node.optim.settings import OptimSettings, peak
 from node.pipeline.settings import PipelineSettings
 
-RATE_BY_WIDTH = 0.0576
-"""Peak rate of AdamW times the width of the model: 1e-4 at a width of 576, 1.4e-5 at 4,096."""
+RATE_BY_WIDTH = 0.1152
+"""Peak rate of AdamW times the width of the model: 2e-4 at a width of 576, 2.8e-5 at 4,096.
+Measured with SmolLM2 (docs/benchmarks/history.md, 2026-11-30)."""
 ADAPTERS = 20.0
 """Times that rate, for adapters."""
 HIGHEST, HIGHEST_OF_ADAPTERS = 1e-3, 5e-3

@@ -50,6 +50,15 @@ class PeerMachines:
     search: Search = in_thread
 
 
+@dataclass(frozen=True)
+class Tenure:
+    """The time for which this peer leads, or has led last. ``since``: its beginning, in seconds of
+    the clock; ``briefing``: what the leader hears before each event."""
+
+    since: float
+    briefing: Briefing
+
+
 def alike(note: pb.Note, before: Plan | None) -> Callable[[PeerId], Sent]:
     """The same note to every member."""
     return lambda peer: note
@@ -82,9 +91,7 @@ class Leading:
         )
         self.leader: Leader | None = None
         """The leader, while this peer leads."""
-        self._since = kit.clock.now()
-        """Time at which this peer last began to lead."""
-        self._briefing: Briefing | None = None
+        self._tenure: Tenure | None = None
         self._conduct: Mapping[PeerId, Record] = {}
         """Records of the members from when this peer led last."""
         self._closed = False
@@ -110,9 +117,9 @@ class Leading:
         )
         make = kit.facts.make
         saved = kit.work.local_checkpoints.versions
-        self._briefing = Briefing(self.mandate.trust, saved, make.recall, kit.facts.may_lead)
+        briefing = Briefing(self.mandate.trust, saved, make.recall, kit.facts.may_lead)
         self.mandate.begin()
-        self._since = kit.clock.now()
+        self._tenure = Tenure(kit.clock.now(), briefing)
         kit.journal.emit("training", "leading", "this peer leads the epochs", term=member.term)
 
     def end(self) -> None:
@@ -128,9 +135,10 @@ class Leading:
     def stuck_s(self, moved: float) -> float:
         """Seconds for which this peer has led without a plan under way; ``moved``: time of the last
         event of its member. Negative while it does not lead, or a plan is under way."""
-        if self.leader is None or self.leader.phase is not Phase.GATHER:
+        tenure = self._tenure
+        if tenure is None or self.leader is None or self.leader.phase is not Phase.GATHER:
             return -math.inf
-        return self._kit.clock.now() - max(moved, self._since)
+        return self._kit.clock.now() - max(moved, tenure.since)
 
     # ----------------------------------------------------------- events and actions
 
@@ -138,11 +146,11 @@ class Leading:
         """Feed the leader, if this peer leads, and carry out its actions."""
         if self._closed:
             return
-        if self.leader is None or self._briefing is None:
+        if self.leader is None or self._tenure is None:
             self.mandate.forget_support()
             return
         now = self._kit.clock.now()
-        for each in self._briefing.before(event):
+        for each in self._tenure.briefing.before(event):
             actions = self.leader.handle(each, now)
             if self.leader.voting.commit is not None:
                 self.mandate.certify(self.leader.voting.commit)

@@ -159,8 +159,8 @@ def round_note(r: ev.RoundArrived) -> pb.Note:
             dropped=r.dropped,
             deadline_s=r.deadline_s,
             digest=r.digest,
-            tokens=r.tokens,
-            sample=r.sample,
+            tokens=r.tally.tokens,
+            sample=r.tally.sample,
         ),
     )
 
@@ -449,8 +449,7 @@ def round_event(note: pb.Note, leader: PeerId) -> ev.RoundArrived:
         tuple(r.dropped),
         min(_finite(r.deadline_s), 3600.0),
         _digest(r.digest),
-        _count(r.tokens),
-        _digest(r.sample),
+        ev.EpochTally(_count(r.tokens), _digest(r.sample)),
     )
 
 

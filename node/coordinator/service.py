@@ -95,7 +95,6 @@ class Training(rpc.TrainingServicer):
         self.reporting = Reporting(
             kit, report, self.messenger, self.following, self.leading, self.candidacy
         )
-        self._ways = Ways(kit, self.peers, self.candidacy, self.reporting)
         self.started = False
         rpc.add_TrainingServicer_to_server(self, kit.transport.server)
 
@@ -127,7 +126,8 @@ class Training(rpc.TrainingServicer):
         self.tasks.spawn(self.reporting.beat(), "heartbeat", eternal=True)
         self.tasks.spawn(self._clockwork(), "clock", eternal=True)
         if self.kit.facts.waits.probe_every_s:
-            self.tasks.spawn(self._ways.keep(), "ways", eternal=True)
+            ways = Ways(self.kit, self.peers, self.candidacy, self.reporting)
+            self.tasks.spawn(ways.keep(), "ways", eternal=True)
 
     async def close(self) -> None:
         """Stop taking part at once: afterwards nothing changes the state of the stage.

@@ -70,8 +70,8 @@ class Bounds:
     def of_round(self, r: ev.RoundArrived) -> str:
         """The reason why no epoch can have counted the tokens or dropped micro-batches of this
         round; "" if there is none."""
-        if self.tokens and r.tokens > self.tokens:
-            return f"{r.tokens} tokens in one epoch, at most {self.tokens}"
+        if self.tokens and r.tally.tokens > self.tokens:
+            return f"{r.tally.tokens} tokens in one epoch, at most {self.tokens}"
         if len(r.dropped) > self.paths:
             return f"{len(r.dropped)} dropped micro-batches, and an epoch has {self.paths}"
         return ""

@@ -432,10 +432,18 @@ class TakenOver:
 
 
 @dataclass(frozen=True)
+class EpochTally:
+    """The leader's count at the close of an epoch. ``tokens``: tokens counted; ``sample``: seed of
+    the micro-batches of which sketches are reported."""
+
+    tokens: int = 0
+    sample: str = ""
+
+
+@dataclass(frozen=True)
 class RoundArrived:
     """The leader closes the epoch, by its first attempt, or repairs it. ``digest``: digest of the
-    state that ``sources`` have committed; ``tokens``: tokens counted in this epoch; ``sample``:
-    seed of the micro-batches of which sketches are reported."""
+    state that ``sources`` have committed."""
 
     leader: PeerId
     epoch: int
@@ -448,8 +456,7 @@ class RoundArrived:
     dropped: tuple[int, ...]
     deadline_s: float
     digest: str = ""
-    tokens: int = 0
-    sample: str = ""
+    tally: EpochTally = EpochTally()
 
 
 @dataclass(frozen=True)

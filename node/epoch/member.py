@@ -76,7 +76,7 @@ class Member:
         round."""
         if self._newest_round is None:
             return ""
-        return self._newest_round.sample
+        return self._newest_round.tally.sample
 
     @property
     def _under_way(self) -> ev.RoundArrived | None:
@@ -308,6 +308,6 @@ class Member:
             self.before = plan.base
         self.at = makes(plan, self.dropped)
         self.orphan = plan.electorate.orphan
-        self.tokens = plan.tokens + under_way.tokens
+        self.tokens = plan.tokens + under_way.tally.tokens
         self.state = MemberState.DONE
         return [ev.TellCommitted(plan, ended.attempt, e.digest)]

@@ -256,7 +256,7 @@ class StageRuntime:
         """Make one attempt of the round that ends the epoch: the inner round of the cell, or an
         outer round with the means of a window."""
         self._made = makes(plan, r.dropped)
-        self._counted = r.tokens
+        self._counted = r.tally.tokens
         self._copied = False
         self._round = r
         rounds = self.windows if plan.outer else self._inner
@@ -266,7 +266,7 @@ class StageRuntime:
     async def copy(self, plan: Plan, r: ev.RoundArrived) -> ev.RoundEnded:
         """Fetch the fresh parameters whole from members that have committed them."""
         self._made = makes(plan, r.dropped)
-        self._counted = r.tokens
+        self._counted = r.tally.tokens
         self._round = r
         impossible: tuple[PeerId, ...] = ()
         try:

@@ -275,7 +275,7 @@ class Rig:
             "sources": (),
             "dropped": (),
             "deadline_s": self.deadline_s,
-            "tokens": TOKENS * len(plan.paths),
+            "tally": ev.EpochTally(TOKENS * len(plan.paths)),
             **more,
         }
         return ev.RoundArrived(LEADER, plan.epoch, plan.term, plan.hash, attempt, **facts)

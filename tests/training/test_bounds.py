@@ -29,7 +29,7 @@ def plan(epoch: int = 7, **about: object) -> Plan:
 GOOD = ev.Heartbeat(
     S, 1, Version(7, "ab" * 16), "d", tokens=7 * 128, reachable=(Version(120, "cd" * 16),)
 )
-CLOSED = ev.RoundArrived(E, 7, 9, "hash", 0, (), {}, (), (), 6.0, tokens=128)
+CLOSED = ev.RoundArrived(E, 7, 9, "hash", 0, (), {}, (), (), 6.0, tally=ev.EpochTally(128))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ CLOSED = ev.RoundArrived(E, 7, 9, "hash", 0, (), {}, (), (), 6.0, tokens=128)
         (lambda: RUN.of_plan(plan(121, paths=())), "epoch 121"),
         (lambda: RUN.of_plan(plan(cursor=(SampleClass(0, 0, MOST_SAMPLES + 1),))), "sample order"),
         (lambda: RUN.of_round(CLOSED), ""),
-        (lambda: RUN.of_round(dataclasses.replace(CLOSED, tokens=129)), "tokens"),
+        (lambda: RUN.of_round(dataclasses.replace(CLOSED, tally=ev.EpochTally(129))), "tokens"),
         (lambda: RUN.of_round(dataclasses.replace(CLOSED, dropped=(0, 1, 2, 3))), ""),
         (lambda: RUN.of_round(dataclasses.replace(CLOSED, dropped=(0, 1, 2, 3, 4))), "5 dropped"),
         (lambda: RUN.of_results(4), ""),

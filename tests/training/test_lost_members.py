@@ -163,7 +163,7 @@ def test_an_ends_peer_reports_only_its_own_micro_batches_and_each_once() -> None
     assert leader.phase is Phase.RUN, "nobody reports for E"
     leader.handle(results_of(plan, SECOND, tokens=1), 3.0)
     (note, *_) = rounds(leader.handle(results_of(plan, E), 3.0))
-    assert note.round.tokens == 4 * 64
+    assert note.round.tally.tokens == 4 * 64
 
 
 def test_an_epoch_without_a_finished_micro_batch_starts_again() -> None:
@@ -183,7 +183,7 @@ def test_an_epoch_is_closed_at_its_deadline_with_the_micro_batches_that_came() -
     assert rounds(leader.handle(ev.ClockTick(), deadline - 0.1)) == []
     notes = rounds(leader.handle(ev.ClockTick(), deadline))
     assert {note.round.dropped for note in notes} == {(1,)}
-    assert {note.round.tokens for note in notes} == {64}
+    assert {note.round.tally.tokens for note in notes} == {64}
 
 
 def test_results_of_another_plan_are_not_counted() -> None:

@@ -27,7 +27,17 @@ def plan_from(base: Version, term: int, current: bool = True, **about: Any) -> P
 def opened(plan: Plan, attempt: int = 0, **about: Any) -> ev.RoundArrived:
     """The note that opens an attempt of the plan's round."""
     note = ev.RoundArrived(
-        LEADER, plan.epoch, plan.term, plan.hash, attempt, (), {}, (), (), 6.0, tokens=TOKENS
+        LEADER,
+        plan.epoch,
+        plan.term,
+        plan.hash,
+        attempt,
+        (),
+        {},
+        (),
+        (),
+        6.0,
+        tally=ev.EpochTally(TOKENS),
     )
     return replace(note, **about)
 
@@ -173,7 +183,7 @@ def test_a_plan_of_an_outer_round_opens_its_round() -> None:
     plan = plan_from(GENESIS, 1, paths=(), outer=7, window=window, deadline_s=9.0)
     begins, starts = told(member, ev.PlanArrived(plan))
     assert begins == ev.BeginEpoch(plan, None)
-    note = opened(plan, deadline_s=9.0, tokens=0)
+    note = opened(plan, deadline_s=9.0, tally=ev.EpochTally())
     assert starts == ev.StartRound(plan, note, False)
     told(member, ended(plan))
     told(member, ev.Adopted(ended(plan), "d"))

@@ -138,7 +138,9 @@ def test_a_damaged_plan_is_another_plan_or_an_error(at: int, byte: int) -> None:
 
 
 def test_a_round_comes_back_the_same() -> None:
-    said = ev.RoundArrived(A, 3, 7, PLAN.hash, 2, (A,), {"w": C}, (C,), (0,), 4.0, "d1", 64)
+    said = ev.RoundArrived(
+        A, 3, 7, PLAN.hash, 2, (A,), {"w": C}, (C,), (0,), 4.0, "d1", ev.EpochTally(64)
+    )
     assert notes.round_event(through(notes.round_note(said)), A) == said
 
 

@@ -53,7 +53,7 @@ async def test_a_stop_before_the_next_plan_keeps_both_versions(rig: Any) -> None
     assert await a.work.keep(LIMIT_S)
     made = makes(plan, ())
     assert a.work.local_checkpoints.versions() == (plan.base, made)
-    tokens = plan.tokens + rig.round(plan).tokens
+    tokens = plan.tokens + rig.round(plan).tally.tokens
     after = PlanContext.after(plan, (), plan.owners, tokens)
     assert a.work.local_checkpoints.recall(made) == after
     assert a.work.local_checkpoints.recall(plan.base) == PlanContext.before(plan)

@@ -21,7 +21,7 @@ from typing import Any
 from node.coordinator.recording.chain import text_of
 from node.core.errors import WireError
 from node.core.journey import Plan
-from node.epoch.events import Capacity, Membership, OuterReport
+from node.epoch.events import Capacity, EpochTally, Membership, OuterReport
 from node.epoch.facts import EvaluationFacts, GlobalBatch
 from node.scheduler.router import SearchJob
 
@@ -29,7 +29,7 @@ MANY = 8
 """Members of a set from which on it is written once and named by its hash."""
 NAME = 32
 """Hex digits of the name of a set or a search."""
-BESIDE = (Capacity, OuterReport, Membership, GlobalBatch, EvaluationFacts)
+BESIDE = (Capacity, EpochTally, OuterReport, Membership, GlobalBatch, EvaluationFacts)
 """Groups of fields that a record has beside the other fields of the value around them."""
 
 

@@ -251,8 +251,7 @@ class EpochAttempt:
                 self.results.dropped,
                 deadline_s,
                 digest,
-                self.results.tokens,
-                self.results.seed,
+                ev.EpochTally(self.results.tokens, self.results.seed),
             ),
         )
 
