@@ -308,9 +308,17 @@ class Training(rpc.TrainingServicer):
                 heeded = self.candidacy.heeds(peer)
                 if self.member.plan is None or self.member.leader != peer and not heeded:
                     return "only the leader of this epoch opens its rounds"
+                # The round of a leader that took the epoch over may come before its takeover.
+                if self.member.leader != peer and (
+                    why := await self._hear_takeover(peer, event.plan_hash, event.dead)
+                ):
+                    return why
                 return await self.following.told(event)
             case "takeover":
-                return await self._hear_takeover(peer, note)
+                taken = notes.takeover_event(note, peer)
+                return await self._hear_takeover(
+                    peer, taken.plan_hash, map(PeerId, note.takeover.dead)
+                )
             case "dead":
                 return self.hear_of_dead(peer, note.dead)
             case "move":
@@ -404,15 +412,17 @@ class Training(rpc.TrainingServicer):
 
         return await self.following.told(ev.PlanArrived(found), undone)
 
-    async def _hear_takeover(self, peer: PeerId, note: pb.Note) -> str | None:
-        """Another leader goes on with the epoch under way. It is the one that this peer takes for
-        the leader by now, and not only one that it has reported to lately."""
+    async def _hear_takeover(
+        self, peer: PeerId, plan_hash: str, dead: Iterable[PeerId]
+    ) -> str | None:
+        """Another leader goes on with the epoch under way, without the members of ``dead``. It is
+        the one that this peer takes for the leader by now, and not only one that it has reported to
+        lately. Returns the reason of a refusal, or None."""
         if peer != self.leader_id() or not self.candidacy.heeds(peer):
             return OTHER_LEADER
-        event = notes.takeover_event(note, peer)
-        refused = await self.following.told(event)
+        refused = await self.following.told(ev.TakenOver(peer, plan_hash))
         if refused is None:
-            self.goes_on_without(event.plan_hash, map(PeerId, note.takeover.dead))
+            self.goes_on_without(plan_hash, dead)
         return refused
 
     def _here(self) -> Here:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from node.consensus.admission import OTHER_LEADER, undoes
+from node.coordinator import notes
 from node.core.ids import PeerId
 from node.core.journey import Plan
 from node.epoch import events as ev
@@ -266,4 +267,23 @@ async def test_only_the_peer_that_is_taken_for_the_leader_takes_over(rig: Any) -
     note = pb.Note(takeover=pb.TakeoverNote(plan_hash=plan.hash))
     assert await t._hear(PeerId("stranger"), note) == OTHER_LEADER
     assert t.member.leader == plan.leader
+    await t.close()
+
+
+async def test_a_round_that_comes_before_its_takeover_is_taken_part_in(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (a,) = await rig.add("a")
+    t = taking_part(a)
+    stands(t, a.work.stage.version)
+    plan = rig.plan((a,), dict.fromkeys(rig.shapes, a))
+    assert await t.happens(ev.PlanArrived(plan)) is None
+    monkeypatch.setattr(t, "leader_id", lambda: NEXT)
+    monkeypatch.setattr(t.candidacy, "heeds", lambda peer: True)
+    note = notes.round_note(replace(rig.round(plan, ATTEMPTS), leader=NEXT))
+    assert await t._hear(NEXT, note) is None
+    assert t.member.leader == NEXT
+    assert t.member.state is not MemberState.RUN
+    takeover_note = notes.takeover_note(ev.SendTakeover((a.me,), plan, ()))
+    assert await t._hear(NEXT, takeover_note) is None, "it comes too late, and harms nobody"
     await t.close()
