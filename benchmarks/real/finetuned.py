@@ -90,8 +90,8 @@ def _compared(
 class Alone:
     """AdamW in one process, for each of several rates and orders of the text.
 
-    A rate whose first run ends further behind than ``TOO_FAR`` times the spread between the orders
-    of the best rate cannot have the best run: its other orders are left out, and
+    The orders of one rate differ by some spread. Further behind the best rate than ``TOO_FAR``
+    times this spread, another rate cannot have the best run: only its first order is run, and
     :attr:`left_out` says so.
     """
 

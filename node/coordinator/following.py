@@ -154,8 +154,8 @@ class Following:
         return self.member.busy or self._turns.locked()
 
     def running(self) -> ev.Running:
-        """This peer's work in the plan in force, for a leader that could take it over. A peer that
-        leads the epoch, or has led it, reports none: it would number its rounds as before."""
+        """This peer's work in the plan in force, for a leader that could take it over; none where
+        this peer leads the epoch: as its leader once more it would number its rounds as before."""
         m = self.member
         if m.plan is None or m.state is not MemberState.RUN or m.leader == self._kit.me:
             return ev.Running()

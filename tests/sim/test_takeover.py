@@ -25,7 +25,7 @@ LATE_S = 0.7
 """Seconds of an epoch after which its leader dies."""
 
 
-def facts_of(swarm: SimSwarm) -> list[ev.RecordFact]:
+def facts_of(swarm: SimSwarm, monkeypatch: pytest.MonkeyPatch) -> list[ev.RecordFact]:
     """The facts that leaders of this swarm report from now on."""
     said: list[ev.RecordFact] = []
     watch = swarm.watch
@@ -35,7 +35,7 @@ def facts_of(swarm: SimSwarm) -> list[ev.RecordFact]:
         said.append(fact)
         report(peer, fact)
 
-    watch.report = look  # type: ignore[method-assign]
+    monkeypatch.setattr(watch, "report", look)
     return said
 
 
@@ -50,9 +50,9 @@ def die_late(swarm: SimSwarm) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_an_epoch_outlives_its_leader(seed: int) -> None:
+def test_an_epoch_outlives_its_leader(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     swarm = SimSwarm(SETUP, seed)
-    said = facts_of(swarm)
+    said = facts_of(swarm, monkeypatch)
     swarm.world.run(15.0, None)
     for _ in range(DEATHS):
         die_late(swarm)
@@ -68,13 +68,15 @@ def test_an_epoch_outlives_its_leader(seed: int) -> None:
     assert not swarm.watch.counts["bans"]
 
 
-def test_receipts_and_recordings_of_a_taken_over_epoch_hold() -> None:
+def test_receipts_and_recordings_of_a_taken_over_epoch_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     books = SwarmBooks()
     tapes = Tapes()
     make = books.factory()
     both = MachineFactory(services=make.services, recorder=tapes.factory().recorder)
     swarm = SimSwarm(SETUP, 3, both)
-    said = facts_of(swarm)
+    said = facts_of(swarm, monkeypatch)
     swarm.world.run(15.0, None)
     die_late(swarm)
     swarm.world.run(swarm.world.now + 12.0, None)

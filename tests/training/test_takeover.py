@@ -43,7 +43,7 @@ def runs(peer: PeerId, plan: Plan, computed: int = DONE, **about: Any) -> ev.Hea
 
 
 def successor(plan: Plan, *reports: ev.Heartbeat) -> tuple[Leader, list[Any]]:
-    """The next leader, which has heard these reports or those of all others, and its actions."""
+    """The next leader and its actions, after these reports or, without any, those of all others."""
     leader = Leader(
         SECOND, facts(target_batch=24, late_s=4.0), term=plan.term, history=PastPlan(plan)
     )
@@ -162,6 +162,14 @@ def test_a_leader_does_not_go_on_with_an_epoch_that_it_has_given_up() -> None:
     tell(leader, [runs(p, plan) for p in ALL], 2.1)
     done = leader.handle(ev.Declined(plan.hash, "no reason"), 2.2)
     done += leader.handle(ev.ClockTick(), 2.5)
+    assert takeover(done) is None
+    assert the_plan(done) is not None
+
+
+def test_a_leader_that_leads_again_does_not_take_its_own_epoch_over() -> None:
+    plan = left()
+    again = Leader(E, facts(target_batch=24), term=plan.term, history=PastPlan(plan))
+    done = tell(again, [runs(p, plan) for p in ALL], 0.0) + again.handle(ev.ClockTick(), 2.0)
     assert takeover(done) is None
     assert the_plan(done) is not None
 

@@ -1,5 +1,5 @@
-"""Takes over the epoch that a leader has left under way: its members go on, and only the work of
-those that are gone is given back. Pure. Enters: the newest plan, the roster of the new leader.
+"""Takeover of the epoch that a leader has left under way: the members go on, and only micro-batches
+of lost peers are given back. Pure. Enters: the newest plan, the roster of the new leader.
 Leaves: an attempt at that plan. Never: a plan; the epoch of another version.
 
 Members that have begun to average, or have voted, do not begin again for another leader, so an
@@ -40,6 +40,8 @@ class Takeover:
         if plan is None or plan.base != base or not plan.paths or plan.hash == self._over:
             return None
         me = roster.peers.leader
+        if plan.leader == me:
+            return None  # its rounds would have the numbers of those from when it led before
         here = roster.peers.candidates
         # A member with an older term has not begun this epoch, and goes on without it.
         begun = {m.peer for m in plan.members if m.peer in here and here[m.peer].term >= plan.term}
