@@ -2,6 +2,7 @@
 
 import pytest
 
+from node.coordinator.credit.record import EpochRecord
 from node.epoch import events as ev
 from node.sim.faults import Fault, strike
 from node.sim.process import SimPeer
@@ -87,5 +88,12 @@ def test_receipts_and_recordings_of_a_taken_over_epoch_hold(
     for account in run.accounts:
         assert account.sums() == dict.fromkeys(account.stages, account.tokens)
     (of_two_leaders,) = (a for a in run.accounts if a.epoch == taken)
+    chief = swarm.chief()
+    assert chief is not None
+    mine = [EpochRecord.parse(r) for r in books.books[chief.name].records]
+    (of_the_new_leader,) = (r for r in mine if r.plan.epoch == taken)
+    members = {m.peer for m in of_the_new_leader.plan.members}
+    signers = {signed.peer for signed in of_the_new_leader.signed}
+    assert signers == members - {of_the_new_leader.plan.leader}
     assert 0 < of_two_leaders.tokens < max(a.tokens for a in run.accounts)
     assert sum(of_two_leaders.receipts.values()) > 0.9 * of_two_leaders.tokens * 3

@@ -1,5 +1,6 @@
 """A new leader goes on with the epoch of the one before it, or plans it anew."""
 
+import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 
 from node.consensus.admission import OTHER_LEADER, undoes
 from node.coordinator import notes
+from node.coordinator.following import ResultReports
 from node.core.ids import PeerId
 from node.core.journey import Plan
 from node.epoch import events as ev
@@ -137,6 +139,16 @@ def test_what_cannot_go_on_is_planned_anew(reports: Any) -> None:
     assert anew.term > plan.term
 
 
+def test_a_claim_counts_for_no_more_than_the_work_of_its_peer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("node.epoch.leader.takeover.WORTH", 0.4)
+    plan = left()
+    _, done = successor(plan, *(runs(p, plan, 10_000 * (p == S1)) for p in ALL if p != E))
+    assert takeover(done) is None
+    assert the_plan(done) is not None
+
+
 def test_a_leader_that_was_no_member_plans_anew() -> None:
     plan = left()
     newcomer = PeerId("ends4")
@@ -243,6 +255,27 @@ def test_the_next_plan_has_its_own_leader_again() -> None:
     member_told(member, ev.TakenOver(NEXT, plan.hash))
     member_told(member, ev.PlanArrived(replace(plan, term=plan.term + 1)))
     assert member.leader == LEADER
+
+
+async def test_a_new_leader_hears_all_results_also_those_that_the_former_one_heard() -> None:
+    heard_now: list[int] = []
+    tasks: list[asyncio.Task[None]] = []
+
+    async def tell(results: tuple[MicroBatchDone, ...]) -> bool:
+        heard_now.extend(r.index for r in results)
+        return True
+
+    def spawn(work: Any, name: str) -> None:
+        tasks.append(asyncio.get_running_loop().create_task(work))
+
+    reports = ResultReports(tell, spawn)
+    for index in range(3):
+        reports.add(MicroBatchDone(index, True, 1.0, 8))
+    await asyncio.gather(*tasks)
+    assert heard_now == [0, 1, 2]
+    reports.again()
+    await asyncio.gather(*tasks)
+    assert heard_now == [0, 1, 2, 0, 1, 2]
 
 
 async def test_after_a_takeover_no_leader_is_trusted_without_support(rig: Any) -> None:
