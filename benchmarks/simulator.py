@@ -35,8 +35,8 @@ from node.sim.command import setup_of
 from node.sim.faults import lay
 from node.sim.run import run, shrink
 from node.sim.setup import Setup
-from node.sim.tapes import Tapes
 from testbed.swarms.planted import ALL_BUGS, hunt
+from testbed.swarms.tapes import Tapes
 
 BATCH = 50
 EPOCHS = 4

@@ -32,9 +32,9 @@ from node.dht.topics import most_writers
 from node.scheduler.settings import SchedulerSettings
 from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
 from node.sim.swarm import SimSwarm
-from node.sim.watch import Unchecked
 from node.sim.world.loop import bury, quiet
 from testbed.fakes.memory_directory import SEAL
+from testbed.swarms.unchecked import Unchecked
 
 SIZES = (10, 1000)
 ENDS = 4

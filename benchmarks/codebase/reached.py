@@ -1,9 +1,9 @@
 """Functions of `node` that the program can reach, by syntax trees alone.
 
-The start is everything in `cli.py`. A module that reached code imports runs its top level. A name
-is followed through imports to its definition. `x.name` with an unknown `x` reaches the methods of
-this name in every reached class. That errs towards "reached": a reported function has no caller
-that could be found by name.
+The start is everything in the files at the root: `cli.py`, and `tutti.py`, which loads it. A module
+that reached code imports runs its top level. A name is followed through imports to its definition.
+`x.name` with an unknown `x` reaches the methods of this name in every reached class. That errs
+towards "reached": a reported function has no caller that could be found by name.
 """
 
 from __future__ import annotations
@@ -70,15 +70,20 @@ class Parts:
 
 
 def unreached(
-    tree: Tree, also: Collection[str] = (), *, root: str = "cli", within: str = "node"
+    tree: Tree,
+    also: Collection[str] = (),
+    *,
+    roots: Collection[str] = ("cli", "tutti"),
+    within: str = "node",
 ) -> list[str]:
-    """Public functions and methods of `within` that nothing reached from `root` names, as
-    "module.name" in order. `also`: parts of the names of functions that are called from outside
+    """Public functions and methods of `within` that nothing reached from the modules `roots` names,
+    as "module.name" in order. `also`: parts of the names of functions that are called from outside
     too. A protocol's methods are a promise, not code: they are never among the results."""
-    program = (s for s in tree.files.values() if s.module.split(".")[0] in (root, within, "protos"))
+    tops = {*roots, within, "protos"}
+    program = (s for s in tree.files.values() if s.module.split(".")[0] in tops)
     known = collect(program)
     more = [p for p in known.parts if any(word in f"{p[0]}.{p[1]}" for word in also)]
-    found = reach(known, root, more)
+    found = reach(known, roots, more)
     return sorted(
         f"{module}.{name}"
         for (module, name), part in known.parts.items()
@@ -95,12 +100,16 @@ def _is_class(known: Parts, place: Place) -> bool:
     return place in known.owners
 
 
-def reach(known: Parts, root: str, also: Iterable[Place] = ()) -> set[Place]:
-    """Everything reached from the module `root`, which counts as called whole, and from the places
+def reach(known: Parts, roots: Collection[str], also: Iterable[Place] = ()) -> set[Place]:
+    """Everything reached from the modules `roots`, which count as called whole, and from the places
     `also`."""
     found: set[Place] = set()
     attributes: set[str] = set()
-    open_: list[Place] = [(root, ""), *(p for p in known.parts if p[0] == root), *also]
+    open_: list[Place] = [
+        *((root, "") for root in roots),
+        *(p for p in known.parts if p[0] in roots),
+        *also,
+    ]
     while open_:
         place = _real(known, open_.pop())
         if place in found or place not in known.parts:

@@ -29,10 +29,11 @@ from node.model.documents import ends_of, lengths_of
 from node.model.settings import ModelSettings
 from node.model.shapes import layers_of
 from node.pipeline.settings import forward_only_wire
-from node.wire.tensors import TensorReader, encode_measured, expected_head
+from node.wire.tensors import TensorReader, expected_head
 from testbed.daemons import books
 from testbed.daemons.fleet import Box, Hang, Peer, folder
 from testbed.daemons.told import Told
+from testbed.fakes.encoded import encode_measured
 from testbed.networks.wan import Wan, why_not
 from testbed.reference.swarm import Reference
 from testbed.reference.unsplit import Unsplit

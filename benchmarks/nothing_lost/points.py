@@ -153,7 +153,7 @@ POINTS = (
         "every path is dialled as it is",
         (
             "control/test_paths:test_a_daemon_can_be_asked_whatever_its_home_is_called",
-            "control/test_paths:test_a_tunnel_is_dialled_whatever_the_temporary_directory_is_called",
+            "control/test_paths:test_a_tunnel_is_dialled_whatever_tmpdir_is_called",
             "cli/test_names_of_files:test_a_run_is_made_checked_and_started_wherever_its_files_are",
         ),
     ),

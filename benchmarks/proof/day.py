@@ -2,7 +2,7 @@
 SETI@home's hosts do, a day in an hour. The rows say what the hour costs to simulate, and where the
 compute went that was there.
 
-The account and the trace are :mod:`node.sim.losses` and :mod:`node.sim.volunteers`.
+The account and the trace are :mod:`testbed.volunteers.losses` and :mod:`testbed.volunteers.people`.
 """
 
 from collections.abc import Sequence
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.report import Report
-from node.sim.day import DayOutcome, day_setup, play
-from node.sim.losses import Loss
 from node.telemetry import pictures
+from testbed.volunteers.day import DayOutcome, day_setup, play
+from testbed.volunteers.losses import Loss
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

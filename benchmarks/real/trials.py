@@ -170,9 +170,7 @@ MACHINES = (
         "trial 22: transport.keepalive_s=5 beside the default",
         "lost and found four times in four minutes on loopback",
         "a server permits the probes of any setting",
-        (
-            "transport/test_silence:test_a_line_without_calls_stays_up_whatever_the_other_side_probes",
-        ),
+        ("transport/test_silence:test_a_line_without_calls_stays_up_whatever_is_probed",),
     ),
     Point(
         "trial 23: the memory limit of a nested control group, and of version 1",

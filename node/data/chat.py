@@ -185,19 +185,6 @@ class Template:
         return text, len(before)
 
 
-def render(
-    template: str,
-    special_tokens: Mapping[str, str],
-    messages: Sequence[Mapping[str, Any]],
-    *,
-    add_generation_prompt: bool = False,
-    tools: Any = None,
-) -> str:
-    """Text of messages by a template, as :meth:`Template.render`. Raises BadTemplate and Misfit."""
-    made = Template(template, special_tokens)
-    return made.render(messages, add_generation_prompt=add_generation_prompt, tools=tools)
-
-
 def conversations(row: Any, column: str, template: Template | None) -> list[Conversation]:
     """Conversations of a row: messages in the field ``column``, or, where that is "text", in one of
     :data:`FIELDS`, or ``prompt`` and ``completion``. Without a template only a prompt and a

@@ -280,15 +280,9 @@ def plain_text(
         yield from explained(found, f"cannot unpack {path}", "check that file")
 
 
-def text_pieces(path: Path) -> Iterator[bytes]:
-    """A text file in order, in pieces that end behind a line end where there is one, else at a
-    character's end."""
-    with open(path, "rb") as file:
-        yield from cut_at_lines(iter(lambda: file.read(PIECE), b""))
-
-
 def cut_at_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """A text in pieces as of :func:`text_pieces`."""
+    """A text in pieces that end behind a line end where there is one, else at a character's
+    end."""
     rest = b""
     for more in pieces:
         rest += more

@@ -67,17 +67,10 @@ class TokenizerFiles:
     # ------------------------------------------------------------ where they come from
 
     @classmethod
-    def of_directory(cls, directory: Path) -> "TokenizerFiles":
-        """Read the files of a model directory. Blocks on the disk. Raises UsageFault for a file
-        that is too large, damaged, or a Git LFS pointer."""
-        tokenizer = directory / TOKENIZER
-        return cls.beside(tokenizer if tokenizer.is_file() else None, directory)
-
-    @classmethod
     def beside(cls, tokenizer: Path | None, model: Path | None) -> "TokenizerFiles":
         """Read the files of a tokenizer from the directory of its tokenizer.json. The files of the
-        model in ``model`` are read too if both are one directory. Raises as
-        :meth:`of_directory`."""
+        model in ``model`` are read too if both are one directory. Blocks on the disk. Raises
+        UsageFault for a file that is too large, damaged, or a Git LFS pointer."""
         found: dict[str, bytes] = {}
         content = None
         if tokenizer is not None:

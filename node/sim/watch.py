@@ -359,32 +359,6 @@ class HistoryRecorder:
             self.whole.restored(peer, found)
 
 
-class Unchecked(HistoryRecorder):
-    """Checks nothing: checkers cost more than the swarm. Errors still end the run."""
-
-    def leader(self, peer: SimPeer, machine: Leader) -> Leader:
-        return machine
-
-    def member(self, peer: SimPeer, machine: Member) -> Member:
-        return machine
-
-    def pipeline(self, peer: SimPeer, machine: PipelineMachine) -> PipelineMachine:
-        return machine
-
-    def round(self, peer: SimPeer, machine: RoundMachine) -> RoundMachine:
-        return machine
-
-    def gave(
-        self, peer: SimPeer, samples: tuple[int, ...], sums: Mapping[str, Tensor], tokens: int
-    ) -> int:
-        return tokens
-
-    def _nothing(self, *args: Any, **more: Any) -> None:
-        """Not checked."""
-
-    began = step = stepping = settling = restored = accept = _nothing
-
-
 def _seen(machine: M, look: Callable[[Any, Decide], list[Any]]) -> M:
     """The machine, with each of its decisions seen by ``look``; the actions that ``look`` returns
     are done."""

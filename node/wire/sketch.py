@@ -104,13 +104,6 @@ class SketchTable:
         return likeness, (self._sizes[b] - self._sizes[a]).tolist()
 
 
-def likeness(one: Sketch, other: Sketch) -> float:
-    """Likeness of two tensors, as :meth:`SketchTable.compare` has it."""
-    table = SketchTable([one.encoded(), other.encoded()], 1)
-    (found,), _ = table.compare([(0, 0)], [(1, 0)])
-    return found
-
-
 def _likeness(product: float, lengths: float) -> float:
     if not lengths:
         return math.nan

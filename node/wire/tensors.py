@@ -147,20 +147,6 @@ def _norm(tensor: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(tensor, dtype=torch.float32)
 
 
-def encode_measured(
-    tensor: torch.Tensor, wire: str, *, measure: bool
-) -> tuple[memoryview, float | None]:
-    """The numbers of ``tensor`` as :func:`encode` gives them, in any format that stages send in,
-    and the relative error of the numbers that a receiver reads from them: the 2-norm of the
-    differences over the 2-norm of the tensor. None unless ``measure``; 0 for a zero tensor.
-
-    int8 and int4 are made on the tensor's device, and brought over as bytes. Raises ValueError for
-    an unknown format, and in int8 and int4 for a number that is not finite, or nearly so.
-    """
-    made = begin_encoding(tensor, wire, measure=measure)
-    return made.read(to_host(made.data), [look.item() for look in made.looks])
-
-
 def to_host(tensor: torch.Tensor, *, wait: bool = True) -> torch.Tensor:
     """The tensor on the CPU; itself where it is there. Without ``wait`` the copy of a tensor of a
     GPU is only issued, on the current stream.

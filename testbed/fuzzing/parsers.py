@@ -67,7 +67,7 @@ from node.transport.shared.region import Place
 from node.transport.ways import punch
 from node.wire import bounds
 from node.wire.limits import NAME, SIZES
-from node.wire.tensors import TensorReader, encode_measured, expected_head
+from node.wire.tensors import TensorReader, expected_head
 from protos import (
     ask_pb2,
     averaging_pb2,
@@ -79,6 +79,7 @@ from protos import (
     state_pb2,
     training_pb2,
 )
+from testbed.fakes.encoded import encode_measured
 
 
 class Parser(NamedTuple):

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 import transformers
 
+from node.data.tokenizer_files import TokenizerFiles
+
 KINDS: dict[str, dict[str, Any]] = {
     "llama": {
         "rope_parameters": {
@@ -46,3 +48,8 @@ def made(kind: str, there: Path) -> Path:
     if not (there / "model.safetensors.index.json").is_file():
         raise RuntimeError(f"{kind} is in one file")
     return there
+
+
+def files_of(directory: Path) -> TokenizerFiles:
+    """The files of the tokenizer and of the model in one directory."""
+    return TokenizerFiles.beside(directory / "tokenizer.json", directory)

@@ -204,7 +204,8 @@ async def test_a_reader_that_does_not_read_a_file_leaves_its_place(
     large = bytes(16 << 20)
     sha256 = hashlib.sha256(large).hexdigest()
     transport = lab.net.transport("has")
-    state = StateService(transport, None, CheckpointSettings(), files={sha256: large}.get)  # type: ignore[arg-type]
+    nothing: Any = None
+    state = StateService(transport, nothing, CheckpointSettings(), files={sha256: large}.get)
     await transport.start()
     stub = state_pb2_grpc.StateStub(await lab.me.channel(transport.peer_id))
     call = stub.File(state_pb2.FileRequest(sha256=sha256))

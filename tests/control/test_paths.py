@@ -64,9 +64,7 @@ def test_a_session_directory_that_no_socket_fits_into_is_not_used(base, monkeypa
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if len(name) < 40])
-async def test_a_tunnel_is_dialled_whatever_the_temporary_directory_is_called(
-    base, name, monkeypatch
-):
+async def test_a_tunnel_is_dialled_whatever_tmpdir_is_called(base, name, monkeypatch):
     (base / name).mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(base / name))
     runtime = RuntimeDirectory()

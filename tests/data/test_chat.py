@@ -270,7 +270,7 @@ def test_messages_and_pairs_look_like_chat_and_text_does_not():
 )
 def test_a_template_of_a_stranger_is_kept_in(template, fault):
     with pytest.raises(fault):
-        chat.render(template, {}, TALK)
+        Template(template, {}).render(TALK)
 
 
 CONSTANTS = (
@@ -305,11 +305,11 @@ def test_a_constant_that_nobody_can_compute_is_no_work_before_it_is_rendered(mon
 
 
 def test_a_format_of_a_stranger_names_no_type():
-    assert chat.render("{{ '{0.__class__}'.format(messages) }}", {}, TALK) == ""
+    assert Template("{{ '{0.__class__}'.format(messages) }}", {}).render(TALK) == ""
 
 
 def test_dates_are_the_same_for_all_peers():
-    assert chat.render("{{ strftime_now('%Y-%m-%d') }}", {}, TALK) == "2024-07-26"
+    assert Template("{{ strftime_now('%Y-%m-%d') }}", {}).render(TALK) == "2024-07-26"
 
 
 def rendered(template: str, raw: bytes, left: LeftOut) -> list:

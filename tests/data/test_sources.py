@@ -180,16 +180,17 @@ def test_a_trained_tokenizer_over_a_text_file(tmp_path, trained):
 @pytest.mark.parametrize(
     "text", ["ein Satz\nnoch einer\n\nEnde", "日本語" * 30, "a" * 50, "🤖" * 20 + "\n" + "é" * 99]
 )
-def test_text_pieces_join_and_never_cut_a_character(tmp_path, monkeypatch, piece, text):
-    path = tmp_path / "a.txt"
-    path.write_text(text)
+def test_a_text_is_cut_at_lines_and_never_in_a_character(monkeypatch, piece, text):
     monkeypatch.setattr(readers, "PIECE", piece)
-    parts = list(readers.text_pieces(path))
+    parts = cut(text.encode(), piece)
     assert b"".join(parts) == text.encode()
     if piece > 1:
         assert "".join(p.decode() for p in parts) == text
-    path.write_bytes(b"\x80" * 100)
-    assert b"".join(readers.text_pieces(path)) == b"\x80" * 100
+    assert b"".join(cut(b"\x80" * 100, piece)) == b"\x80" * 100
+
+
+def cut(raw: bytes, piece: int) -> list[bytes]:
+    return list(readers.cut_at_lines(raw[at : at + piece] for at in range(0, len(raw), piece)))
 
 
 @pytest.mark.parametrize(

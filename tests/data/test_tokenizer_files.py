@@ -12,6 +12,7 @@ from node.data.settings import DataSettings, Places
 from node.data.tokenizer import open_tokenizer
 from node.data.tokenizer_files import FilesMissing, TokenizerFiles, named_files
 from node.model.files import LIMITS
+from testbed.models.directories import files_of
 
 WORDS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<｜end▁of▁sentence｜>", "<pad>"]
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 3\n"
@@ -82,7 +83,7 @@ def test_roles_come_from_the_files(
     pad: int | None,
     end: int | None,
 ) -> None:
-    found = TokenizerFiles.of_directory(model_at(tmp_path, **files))
+    found = files_of(model_at(tmp_path, **files))
     assert (found.bos_id, found.eos_ids, found.pad_id, found.end_id) == (bos, eos, pad, end)
     settings = DataSettings(tokenizer="t", end=found.end_id if found.end_id is not None else -1)
     opened = open_tokenizer(settings, Places(tokenizer=str(tmp_path / "tokenizer.json")))
@@ -91,13 +92,13 @@ def test_roles_come_from_the_files(
 
 def test_the_template_is_found_where_the_library_looks(tmp_path: Path) -> None:
     config: dict[str, Any] = {"eos_token": WORDS[2]}
-    assert TokenizerFiles.of_directory(model_at(tmp_path)).chat_template is None
+    assert files_of(model_at(tmp_path)).chat_template is None
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     for template, wanted in (("C", "C"), (named, "D"), (None, None), (named[:1], None)):
         where = model_at(tmp_path, tokenizer_config__json=config | {"chat_template": template})
-        assert TokenizerFiles.of_directory(where).chat_template == wanted
+        assert files_of(where).chat_template == wanted
     model_at(tmp_path, chat_template__jinja="{{ messages }}\n")
-    assert TokenizerFiles.of_directory(tmp_path).chat_template == "{{ messages }}\n"
+    assert files_of(tmp_path).chat_template == "{{ messages }}\n"
 
 
 def test_a_manifest_names_the_files_by_hash(tmp_path: Path) -> None:
@@ -107,7 +108,7 @@ def test_a_manifest_names_the_files_by_hash(tmp_path: Path) -> None:
         generation_config__json={"eos_token_id": [12, 10]},
         README__md="no file of a tokenizer",
     )
-    made = TokenizerFiles.of_directory(where)
+    made = files_of(where)
     assert sorted(made.files) == ["generation_config.json", "tokenizer_config.json"]
     raw = (where / "tokenizer.json").read_bytes()
     sha256 = hashlib.sha256(raw).hexdigest()
@@ -159,4 +160,4 @@ def test_damaged_files_are_named(tmp_path: Path, name: str, content: Any, said: 
     where = model_at(tmp_path, tokenizer_config__json={"eos_token": "a"})
     model_at(where, **{name: content})
     with pytest.raises(UsageFault, match=said):
-        TokenizerFiles.of_directory(where)
+        files_of(where)

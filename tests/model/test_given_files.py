@@ -19,6 +19,7 @@ from node.model.export import trained_shapes
 from node.model.files import GGUF
 from node.model.pretrained import Weights, model_of
 from node.model.settings import ModelSettings
+from testbed.models.directories import files_of
 from testbed.reference.unsplit import Unsplit
 from tests.model.conftest import exported
 
@@ -74,7 +75,7 @@ def whole(there: Path, settings: ModelSettings) -> dict[str, torch.Tensor]:
 
 
 def test_what_goes_in_comes_out(saved: Path, tmp_path: Path) -> None:
-    given = TokenizerFiles.of_directory(saved)
+    given = files_of(saved)
     settings = ModelSettings(**model_of(saved)[0] | {"seq_len": 16})
     out = exported(tmp_path / "out", settings, whole(saved, settings), given=given)
     before = {p.name: p.read_bytes() for p in saved.iterdir() if p.suffix != ".safetensors"}
@@ -102,7 +103,7 @@ def test_an_export_of_a_model_that_was_an_export_is_replaced(tmp_path: Path) -> 
 
 
 def test_a_config_that_changes_says_so(saved: Path, tmp_path: Path) -> None:
-    given = TokenizerFiles.of_directory(saved)
+    given = files_of(saved)
     settings = ModelSettings(**model_of(saved)[0])
     out = exported(
         tmp_path / "half",
@@ -126,7 +127,7 @@ def test_a_config_that_changes_says_so(saved: Path, tmp_path: Path) -> None:
 
 
 def test_adapters_open_by_themselves_and_merge(saved: Path, tmp_path: Path) -> None:
-    given = TokenizerFiles.of_directory(saved)
+    given = files_of(saved)
     settings = ModelSettings(**model_of(saved)[0], adapter=3, adapter_alpha=6.0)
     lora = Unsplit(settings)
     base = whole(saved, settings)
@@ -171,7 +172,7 @@ def test_gguf_is_read_back_with_equal_logits(
     gguf = pytest.importorskip("gguf")
     saved = made(kind, tmp_path / "saved", **more)
     settings = ModelSettings(**model_of(saved)[0])
-    given = TokenizerFiles.of_directory(saved)
+    given = files_of(saved)
     out = exported(tmp_path / "out", settings, whole(saved, settings), given=given, gguf=True)
     ours = transformers.AutoModelForCausalLM.from_pretrained(out)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(
@@ -195,7 +196,7 @@ def test_gguf_is_read_back_with_equal_logits(
 def test_gguf_refuses_what_it_cannot_say(saved: Path, tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     settings = ModelSettings(**model_of(saved)[0])
-    given = TokenizerFiles.of_directory(saved)
+    given = files_of(saved)
     for changes, said in (
         ({"rope_kind": "dynamic", "rope_factor": 2.0}, "'dynamic'"),
         ({"rope_kind": "yarn", "rope_factor": 2.0, "rope_scale": 3.0}, "attention factor"),

@@ -22,8 +22,9 @@ from node.pipeline.frames import CHUNK, FrameReader, FrameShape
 from node.pipeline.guard import NotFinite
 from node.pipeline.hops.intake import FrameIntake
 from node.pipeline.visit_buffers import StageMath, VisitBuffers
-from node.wire.tensors import chunks, encode_measured, expected_head
+from node.wire.tensors import chunks, expected_head
 from protos import pipeline_pb2 as pb
+from testbed.fakes.encoded import encode_measured
 from testbed.fakes.slow_lanes import SHORT, SlowLanes
 from testbed.models.visits import arrived, read, visit
 

@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 
 from node.core.ids import PeerId
-from node.sim.day import LEAVE_S, DaySwarm, day_setup
-from node.sim.losses import Loss, MeteredDevice
 from node.sim.setup import LinkProfile, WorkTimes, toy_parts
-from node.sim.volunteers import Going, Home, HomeLinks, Stay, Volunteer, volunteers
 from node.sim.world.loop import ProcessLoop, VirtualTime
+from testbed.volunteers.day import LEAVE_S, DaySwarm, day_setup
+from testbed.volunteers.losses import Loss, MeteredDevice
+from testbed.volunteers.people import Going, Home, HomeLinks, Stay, Volunteer, volunteers
 
 SECONDS = 40.0
 SMALL = replace(

@@ -14,8 +14,8 @@ from node.pipeline.service import Pipeline
 from node.scheduler.settings import SchedulerSettings
 from node.sim.faults import Schedule
 from node.sim.setup import Setup
-from node.sim.tapes import Tapes
 from node.wire.sketch import NUMBERS, Sketch, encode_all
+from testbed.swarms.tapes import Tapes
 from tests.sim.outcomes import finished
 
 SETUP = Setup(epochs=12, micro_batches=12, replicas=2, scheduler=SchedulerSettings("round-robin"))

@@ -9,7 +9,7 @@ from node.epoch.leader.planning import Planning
 from node.sim.faults import Schedule, lay
 from node.sim.run import run
 from node.sim.setup import Setup
-from node.sim.tapes import Tapes
+from testbed.swarms.tapes import Tapes
 from tests.sim.test_cells_lead import NEAR
 from tests.sim.test_planned import SETUP as PLANNED
 

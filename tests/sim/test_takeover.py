@@ -8,8 +8,8 @@ from node.sim.faults import Fault, strike
 from node.sim.process import SimPeer
 from node.sim.setup import Setup, WorkTimes, toy_parts
 from node.sim.swarm import MachineFactory, SimSwarm
-from node.sim.tapes import Tapes
 from testbed.swarms.receipts import SwarmBooks
+from testbed.swarms.tapes import Tapes
 
 pytestmark = pytest.mark.usefixtures("silence")
 

@@ -142,8 +142,9 @@ async def test_a_stage_that_nobody_has_is_looked_for_until_somebody_does(
             return Board(dead=(3, "training")).replicas(1)
         return Board(a=(3, "training")).replicas(1)
 
+    board: Any = Board()
     how: Any = {"given": "", "elsewhere": elsewhere}
-    await catch_up(c.work, Board(), tmp_path / "in", c.journal, 0.0, **how)  # type: ignore[arg-type]
+    await catch_up(c.work, board, tmp_path / "in", c.journal, 0.0, **how)
     assert asked == list(range(seen_after + TRIES + 2))
     assert c.work.stage.version == a.work.stage.version
     assert c.events("looks-elsewhere")
@@ -157,8 +158,9 @@ async def test_a_peer_of_a_run_that_nobody_has_trained_does_not_look_elsewhere(
     async def elsewhere(looks: int) -> None:
         assert not looks
 
+    board: Any = Board()
     how: Any = {"given": "", "elsewhere": elsewhere}
-    await catch_up(c.work, Board(), tmp_path / "in", c.journal, 0.0, **how)  # type: ignore[arg-type]
+    await catch_up(c.work, board, tmp_path / "in", c.journal, 0.0, **how)
     assert not c.work.stage.version.epoch
 
 

@@ -26,7 +26,8 @@ def leading(answer: Any) -> tuple[Leading, list[Any]]:
 
     messenger: Any = SimpleNamespace(send_with_retry=send)
     none: Any = None
-    driver = Leading(kit, none, none, none, messenger, none, SimpleNamespace(search=None))  # type: ignore[arg-type]
+    router: Any = SimpleNamespace(search=None)
+    driver = Leading(kit, none, none, none, messenger, none, router)
     heard: list[Any] = []
     driver.lead = heard.append  # type: ignore[method-assign]
     return driver, heard

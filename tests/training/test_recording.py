@@ -39,7 +39,7 @@ from node.scheduler.costs import LinkCost, Measured
 from node.sim.faults import Schedule
 from node.sim.run import run
 from node.sim.setup import Setup
-from node.sim.tapes import Tapes
+from testbed.swarms.tapes import Tapes
 
 A = PeerId("a")
 B = PeerId("b")

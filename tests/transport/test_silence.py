@@ -164,7 +164,7 @@ async def test_a_frozen_process_is_noticed_and_found_when_it_wakes(swarm, proces
     assert await a.ping(peer) > 0
 
 
-async def test_a_line_without_calls_stays_up_whatever_the_other_side_probes(swarm):
+async def test_a_line_without_calls_stays_up_whatever_is_probed(swarm):
     """A server that expected probes as rare as its own, or only during calls, would hang up on the
     fourth."""
     a = await swarm(keepalive_s=LEAST_KEEPALIVE_S, keepalive_timeout_s=BOUND_S)

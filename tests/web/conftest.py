@@ -15,10 +15,10 @@ from node.serve.app import Endpoint
 from node.serve.command import listen
 from node.web.app import Page
 from node.web.hub import Hub, Offer
-from node.web.patch import merged
 from protos import control_pb2 as pb
 from protos.ask_pb2 import PeersAnswer
 from testbed.fakes.canned_crowd import CannedCrowd
+from testbed.fakes.page_patch import merged
 
 
 class Canned:

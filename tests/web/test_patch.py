@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.web.patch import changes, merged
+from node.web.patch import changes
+from testbed.fakes.page_patch import merged
 
 VALUES = st.one_of(st.booleans(), st.integers(), st.text(), st.lists(st.integers(), max_size=3))
 KEYS = st.sampled_from(["a", "b", "c", ""])

@@ -8,7 +8,8 @@ from node.core.errors import WireError
 from node.wire.coding import codecs, layouts
 from node.wire.coding.formats import BLOCKWISE
 from node.wire.coding.layouts import PIECE, STEP
-from node.wire.tensors import TensorReader, encode_measured, expected_head, nbytes_of
+from node.wire.tensors import TensorReader, expected_head, nbytes_of
+from testbed.fakes.encoded import encode_measured
 
 SHAPES = [(1, 1, 8), (3, 5, 24), (2, 700, 100)]
 WORST = {"int8": 0.01, "int4": 0.15}

@@ -13,7 +13,6 @@ from node.wire.sketch import (
     Sketch,
     SketchTable,
     encode_all,
-    likeness,
 )
 from node.wire.sketcher import Sketcher, read_sketch
 from node.wire.tensors import begin_encoding, to_host
@@ -23,6 +22,13 @@ SHAPE = (4, 16, 48)
 
 def sketch(tensor: torch.Tensor, seed: str = "plan") -> Sketch:
     return read_sketch(Sketcher(seed).sketch(tensor).tolist())
+
+
+def likeness(one: Sketch, other: Sketch) -> float:
+    """Likeness of two tensors, as :meth:`SketchTable.compare` finds it."""
+    table = SketchTable([one.encoded(), other.encoded()], 1)
+    (found,), _ = table.compare([(0, 0)], [(1, 0)])
+    return found
 
 
 def noise(number: int) -> torch.Tensor:

@@ -37,8 +37,8 @@ _HOST = re.compile(
     re.IGNORECASE,
 )
 _NAMED = re.compile(
-    r"(\b[\w-]{0,40}(?:token|secret|password|passphrase|passwd|api[_-]?key|private[_-]?key|admission|"
-    r"authorization|bearer)\b[\"']?(?:\s*[=:]\s*|\s+(?=[A-Za-z0-9+/_.=-]{16,}))[\"']?"
+    r"(\b[\w-]{0,40}(?:token|secret|password|passphrase|passwd|api[_-]?key|private[_-]?key|"
+    r"admission|authorization|bearer)\b[\"']?(?:\s*[=:]\s*|\s+(?=[A-Za-z0-9+/_.=-]{16,}))[\"']?"
     r"(?:(?:bearer|basic)\s+)?)([^\s\"',;<>{}\[\]]+)",
     re.IGNORECASE,
 )

@@ -25,14 +25,14 @@ from node.epoch.leader.deadlines import TERA
 from node.epoch.leader.leader import Leader
 from node.optim.parts import ParameterPart
 from node.scheduler.settings import SchedulerSettings
-from node.sim.losses import LABEL, Account, Loss, MeteredDevice, cell_of, label_of
 from node.sim.process import SimPeer
 from node.sim.setup import FLOPS_PER_S, LinkProfile, Setup, WorkTimes
 from node.sim.swarm import SimSwarm
-from node.sim.volunteers import Going, Home, HomeLinks, Volunteer, volunteers
-from node.sim.watch import Unchecked
 from node.sim.world.loop import bury, quiet
 from node.telemetry.events import Event
+from testbed.swarms.unchecked import Unchecked
+from testbed.volunteers.losses import LABEL, Account, Loss, MeteredDevice, cell_of, label_of
+from testbed.volunteers.people import Going, Home, HomeLinks, Volunteer, volunteers
 
 READ_S = 1.0
 """Seconds between two readings of the account."""
