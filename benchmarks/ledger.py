@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from benchmarks.report import Report, command_line
-from node.coordinator.credit.account import Ground, settle
+from node.coordinator.credit.account import CreditGround, settle
 from node.coordinator.credit.audit import audit
 from node.coordinator.credit.keeper import Credit
 from node.coordinator.credit.record import EpochRecord
@@ -83,7 +83,7 @@ def _sums(report: Report, scenario: str, epochs: int) -> None:
     share = round(100 * receipts / max(1, found.work), 2)
     named = f"{100 * unsigned / max(1, found.work):.2f} % unsigned, of {len(found.silent())} peers"
     report.add(f"{name}: committed work with a receipt", share, "%", named)
-    false = sum(r.ground is not Ground.UNCERTIFIED for r in found.refused)
+    false = sum(r.ground is not CreditGround.UNCERTIFIED for r in found.refused)
     report.add(f"{name}: receipts of honest peers refused", false, "receipts", "", "0", not false)
 
 
@@ -131,11 +131,11 @@ def _renamed(swarm: SigningSwarm, record: EpochRecord, dice: random.Random) -> E
     return replace(record, signed=tuple(stolen if s is thief else s for s in record.signed))
 
 
-TOLD: dict[str, tuple[Lie, Ground]] = {
-    "forged": (_forged, Ground.FORGED),
-    "double": (_double, Ground.DOUBLE),
-    "stolen, of others' neighbours": (_stolen, Ground.STOLEN),
-    "stolen, under another name": (_renamed, Ground.FORGED),
+TOLD: dict[str, tuple[Lie, CreditGround]] = {
+    "forged": (_forged, CreditGround.FORGED),
+    "double": (_double, CreditGround.DOUBLE),
+    "stolen, of others' neighbours": (_stolen, CreditGround.STOLEN),
+    "stolen, under another name": (_renamed, CreditGround.FORGED),
 }
 
 

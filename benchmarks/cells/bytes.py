@@ -17,7 +17,7 @@ from benchmarks.averaging.replicas import Adam, Replicas, Task, Text
 from benchmarks.report import Report
 from node.averaging.strategies.diloco import OuterState
 from node.averaging.strategies.outer import OuterSettings
-from node.outer.merging import MOMENTUM, Giver, OuterSteps, moved
+from node.outer.merging import MOMENTUM, OuterSteps, WindowState, moved
 from node.wire.tensors import digest
 
 CELLS, SEEDS, LENGTHS, STEPS = 4, 3, (30, 50), 12_000
@@ -41,7 +41,7 @@ def trained(task: Task, text: Text, s: OuterSettings, length: int) -> tuple[floa
     outer step do not have the same bits after it."""
     r = Replicas(task, text)
     inner = Adam(r.rows, task)
-    keepers = [Giver(OuterState.begin(r.named(row))) for row in r.rows]
+    keepers = [WindowState(OuterState.begin(r.named(row))) for row in r.rows]
     shapes = {name: tuple(shape) for name, shape in r.names.items()}
     sent = meetings = 0
     for step in range(task.steps):

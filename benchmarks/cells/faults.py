@@ -12,7 +12,7 @@ from benchmarks.report import Report
 from node.averaging.strategies.outer import OuterSettings
 from node.core.ids import ENDS, CellId, PeerId
 from node.sim.swarm import SimSwarm
-from node.sim.watch import Commit
+from node.sim.watch import CommitSeen
 from node.sim.world.loop import bury, quiet
 from node.sim.world.network import Wall
 
@@ -243,7 +243,7 @@ def _meet_again(seed: int) -> tuple[float, int]:
             done = swarm.watch.commits[-1:]
             return bool(plans) and bool(done) and done[0].at > met and _planned_by_both(done[0])
 
-        def _planned_by_both(commit: Commit) -> bool:
+        def _planned_by_both(commit: CommitSeen) -> bool:
             plan = swarm.peers[commit.leader].work.plan
             return plan is not None and plan.hash in plans
 

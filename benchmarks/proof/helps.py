@@ -23,7 +23,7 @@ from node.core.ids import CellId
 from node.core.samples import WHOLE, split
 from node.data.order import Sampler
 from node.manifest import Manifest, amended
-from node.outer.merging import MOMENTUM, Giver, mean_of, merge_of
+from node.outer.merging import MOMENTUM, WindowState, mean_of, merge_of
 from node.stage.text import Batch, Text
 
 CONFIG = ROOT / "configs" / "diloco.toml"
@@ -156,7 +156,7 @@ class Swarm:
         self._samplers = dict(zip(self._roles, map(Sampler, shares), strict=False))
         self._models = {cell: Staged(m) for cell in self._roles}
         self._probe = Staged(m)
-        self._givers = [Giver(OuterState.begin(part)) for part in _stages(self._probe)]
+        self._kept = [WindowState(OuterState.begin(part)) for part in _stages(self._probe)]
         self._ran = Ran()
 
     def run(self) -> Ran:
@@ -164,7 +164,7 @@ class Swarm:
         for window in range(self._windows):
             for cell in self._roles:
                 self._train(cell, window * EPOCHS)
-            before = [giver.state for giver in self._givers]
+            before = [kept.state for kept in self._kept]
             differences, weights = self._meet()
             if self._outer.weights != "equal":
                 self._judge(before, differences, weights)
@@ -196,37 +196,37 @@ class Swarm:
         weights of the cells."""
         differences: list[dict[str, Named]] = []
         weights: list[Mapping[str, float]] = []
-        for stage, giver in enumerate(self._givers):
+        for stage, kept in enumerate(self._kept):
             local = {cell: _stages(model)[stage] for cell, model in self._models.items()}
             shapes = {name: tuple(t.shape) for name, t in next(iter(local.values())).items()}
-            merge = merge_of(self._outer, giver, shapes, len(local))
+            merge = merge_of(self._outer, kept, shapes, len(local))
             came: dict[str, Named] = {}
             last: dict[str, Tensor] = {}
             for cell, role in self._roles.items():
                 if role == DISGUISED:
-                    last = merge.gives(self._disguised(giver, merge.opens(last))) or {}
+                    last = merge.gives(self._disguised(kept, merge.opens(last))) or {}
                 elif role != COPY:
                     last = merge.gives(local[cell]) or {}
                 came[cell] = merge.opens(last)
             differences.append(dict(came))
             first = min(came)
             made = merge.makes(first, came.pop(first), came)
-            giver.state = OuterState(
+            kept.state = OuterState(
                 {name: made[name] for name in shapes},
                 {name: made[name + MOMENTUM] for name in shapes},
             )
             weights.append(merge.weights or dict.fromkeys(self._roles, 1.0))
         return differences, weights
 
-    def _disguised(self, giver: Giver, copied: Named) -> dict[str, Tensor]:
+    def _disguised(self, kept: WindowState, copied: Named) -> dict[str, Tensor]:
         """Parameters of a copier, with 1.2 times the copied difference from the anchor, and
         noise."""
-        assert giver.state is not None
+        assert kept.state is not None
         found: dict[str, Tensor] = {}
         for name, tensor in copied.items():
             noise = torch.randn(tensor.shape, generator=self._dice)
             noise *= 0.2 * tensor.norm() / noise.norm()
-            found[name] = giver.state.anchor[name] - (1.2 * tensor + noise)
+            found[name] = kept.state.anchor[name] - (1.2 * tensor + noise)
         return found
 
     def _judge(
@@ -291,7 +291,7 @@ class Swarm:
         return found
 
     def _anchor(self) -> dict[str, Tensor]:
-        return {n: t for g in self._givers if g.state for n, t in g.state.anchor.items()}
+        return {n: t for g in self._kept if g.state for n, t in g.state.anchor.items()}
 
     @torch.no_grad()
     def _held_out(self, batches: int) -> float:

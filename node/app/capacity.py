@@ -444,7 +444,7 @@ def _free(config: NodeConfig, verdict: Verdict, gpu: bool) -> int:
 # ------------------------------------------------------------ a cut for machines
 
 
-class Place(NamedTuple):
+class StagePlace(NamedTuple):
     """A stage and the machine that can hold it: ``memory`` of the machine, and ``needed`` of it for
     the stage and its daemon, in bytes."""
 
@@ -463,7 +463,7 @@ class Cut:
 
     stages: int
     ends_layers: int
-    places: tuple[Place, ...]
+    places: tuple[StagePlace, ...]
     more: tuple[int, ...] = ()
     small: tuple[int, ...] = ()
     again: bool = False
@@ -583,7 +583,7 @@ def _placed(config: NodeConfig, manifest: Manifest, machines: Sequence[int]) -> 
         manifest.pipeline.stages,
         manifest.model.ends_layers,
         tuple(
-            Place(
+            StagePlace(
                 stage,
                 layers_said(manifest.model, manifest.pipeline.stages, stage),
                 holders[stage],

@@ -26,7 +26,7 @@ from urllib.parse import urlsplit
 
 from node.app.capacity import Cut, Forecast, cut_for, forecast, planned_memory
 from node.config import NodeConfig, sizes_of
-from node.control.diagnose import Unreachable, fault_of
+from node.control.diagnose import NobodyAnswers, fault_of
 from node.control.doctor import LIMIT_S, Checkup, examine
 from node.control.retries import ATTEMPT_S, Busy, GiveUp, Retries, busy_s
 from node.control.sockets import listener
@@ -658,11 +658,11 @@ def _await_answer(places: tuple[str, ...], question: Ask, seed: bytes) -> Answer
     while True:
         try:
             answer = observe(places, question, seed, within_s)
-        except (PeerBusy, Unreachable) as e:
+        except (PeerBusy, NobodyAnswers) as e:
             decided = retries.handle(e.outcome, time.monotonic(), random.random())
             if isinstance(decided, GiveUp):
-                if decided.why and isinstance(e, Unreachable):
-                    raise Unreachable(e.findings, decided.why) from e
+                if decided.why and isinstance(e, NobodyAnswers):
+                    raise NobodyAnswers(e.findings, decided.why) from e
                 raise
             if decided.says:
                 waited = True

@@ -14,7 +14,7 @@ from node.app.snapshot import SnapshotBuilder
 from node.availability.machine import By
 from node.availability.words import is_paused, paused_words
 from node.control.naming import resolve
-from node.control.service import Window, as_event
+from node.control.service import DaemonWindow, as_event
 from node.core.errors import (
     ExitCode,
     LocalFault,
@@ -47,7 +47,7 @@ CALL_S = 1.0
 make this peer call others much."""
 
 
-class OperatorService(SnapshotBuilder, Window):
+class OperatorService(SnapshotBuilder, DaemonWindow):
     """The daemon behind the unix socket. ``stop`` and ``drain`` end it through its ``stop``."""
 
     def __init__(self, daemon: Node) -> None:

@@ -76,7 +76,7 @@ MEASURE_S = 5.0
 
 
 @dataclass
-class GivenUp:
+class StagesGivenUp:
     """Stages that this peer has given up since its daemon started: the ``epoch`` of the last one's
     parameters, the micro-batches at all of them, the monotonic second of the ``last_work``."""
 
@@ -95,7 +95,7 @@ class Tally:
         self.cpu_began = -1.0
         self.forecast_s = self.last_said_s = self.last_took_s = 0.0
         self.progress = Progress()
-        self.given_up = GivenUp()
+        self.given_up = StagesGivenUp()
         self._cell: CellId | None = None
         self._epoch = -1
         self._at = 0.0

@@ -19,11 +19,11 @@ from node.availability.machine import (
     AvailabilityEvent,
     By,
     Close,
+    OwnerRules,
     Pause,
     PauseAsked,
     ResumeAsked,
     ReturnFailed,
-    Rules,
     RunPaused,
     RunResumed,
     Sampled,
@@ -38,12 +38,12 @@ LOOK_S = 2.0
 """Seconds between two samples."""
 
 
-def rules_of(settings: AvailabilitySettings) -> Rules:
+def rules_of(settings: AvailabilitySettings) -> OwnerRules:
     """The operator's rules. Raises UsageFault for hours that are none."""
     hours = None
     if settings.hours:
         hours = Hours.parse(settings.hours)
-    return Rules(60.0 * settings.idle_only, hours, settings.max_load / 100.0)
+    return OwnerRules(60.0 * settings.idle_only, hours, settings.max_load / 100.0)
 
 
 def minute_of_day(wall: float) -> float:

@@ -46,7 +46,7 @@ class By(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Rules:
+class OwnerRules:
     """The operator's rules. ``idle_s``: seconds without a sign of use after which the machine
     counts as idle, 0 to work while it is used too; ``max_load``: share of the cores that other
     programs may keep busy, 0 for no limit."""
@@ -154,7 +154,7 @@ class Availability:
     the run's owner, None without one. ``asked``: a pause of the operator from before this
     start."""
 
-    def __init__(self, rules: Rules, asked: Pause | None = None) -> None:
+    def __init__(self, rules: OwnerRules, asked: Pause | None = None) -> None:
         self.rules = rules
         self.pause = asked
         self.by_run: Pause | None = None

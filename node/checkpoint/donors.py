@@ -37,7 +37,7 @@ ENOUGH = 4
 OTHER_VERSION = "holds another version"
 
 
-class Question(NamedTuple):
+class DonorQuestion(NamedTuple):
     """A question that is under way, since when."""
 
     peer: PeerId
@@ -75,7 +75,7 @@ class Donors:
             )
         )
         tasks = Tasks("donors")
-        asked: dict[asyncio.Task[str], Question] = {}
+        asked: dict[asyncio.Task[str], DonorQuestion] = {}
         found: list[PeerId] = []
         slowest_s = 0.0
         now = asyncio.get_running_loop().time
@@ -84,7 +84,7 @@ class Donors:
                 late_s = max(LATE_S, SPARE * slowest_s)
                 fresh = [q for q in asked.values() if now() < q.since + late_s]
                 while ring and len(found) + len(fresh) < ENOUGH:
-                    question = Question(ring.popleft(), now())
+                    question = DonorQuestion(ring.popleft(), now())
                     asked[tasks.spawn(self._ask(question.peer), "ask")] = question
                     fresh.append(question)
                 if not asked or (found and not fresh):

@@ -24,7 +24,7 @@ from node.core.errors import LocalFault
 from node.core.ids import PeerId
 from node.core.journey import Version
 from node.core.memory import give_freed_back
-from node.identity.places import Places, block_of
+from node.identity.places import PlacesByPeer, block_of
 from node.transport.port import TransportPort
 from node.transport.traffic import Share
 from node.wire.remote import HeldTensor
@@ -81,7 +81,9 @@ class FileReaders:
     """Places of requests for files. A request ends when another peer needs its place."""
 
     def __init__(self, established: Callable[[PeerId], bool]) -> None:
-        self._places: Places[FileReader] = Places("requests for files", FILES, 1, established)
+        self._places: PlacesByPeer[FileReader] = PlacesByPeer(
+            "requests for files", FILES, 1, established
+        )
         self._readers: list[FileReader] = []
 
     def enter(self, reader: FileReader, peer: PeerId, block: str) -> str:

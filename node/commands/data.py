@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from node.commands.line import options, shared
-from node.commands.line.usage import Place, VerbGroup, argument, command
+from node.commands.line.usage import FileArgument, VerbGroup, argument, command
 from node.core.errors import ExitCode
 
 
@@ -13,7 +13,7 @@ from node.core.errors import ExitCode
 @argument(
     "what",
     metavar="SOURCE|MANIFEST",
-    type=Place(),
+    type=FileArgument(),
     help="A file, a directory, hf:NAME, a swarm.toml.",
 )
 @argument("number", metavar="[N]", default=1, type=int, help="Sample to show, from 1.")

@@ -11,7 +11,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from node.commands.line import options, shared
-from node.commands.line.usage import Place, argument, command, flag, option, repeatable
+from node.commands.line.usage import FileArgument, argument, command, flag, option, repeatable
 from node.core.errors import ExitCode, UsageFault, writing
 
 if TYPE_CHECKING:
@@ -54,10 +54,10 @@ FIELDS = {
 @option("--shape", metavar="NAME", help="The shape of a published model, e.g. qwen3-0.6b.")
 @option(
     "--data",
-    type=Place(),
+    type=FileArgument(),
     help="A file, http(s)://…, hf:NAME, synthetic:SEED or builtin:pydoc.",
 )
-@option("--tokenizer", type=Place(), help='A tokenizer.json, or "bytes".')
+@option("--tokenizer", type=FileArgument(), help='A tokenizer.json, or "bytes".')
 @flag("--private", help="Admit only bearers of an invite signed by you.")
 @option(
     "--from",

@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from node.commands.line import options, shared
-from node.commands.line.usage import Place, argument, command, flag, option
+from node.commands.line.usage import FileArgument, argument, command, flag, option
 from node.core.errors import NotRunning, UsageFault
 
 
@@ -48,7 +48,7 @@ def evaluate(
 @argument(
     "directory",
     metavar="DIR",
-    type=Place("dir"),
+    type=FileArgument("dir"),
     help="Where to write it; made if it is not there.",
 )
 @option(

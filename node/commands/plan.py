@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from node.commands.line import options, shared
-from node.commands.line.usage import Place, argument, command, flag, option
+from node.commands.line.usage import FileArgument, argument, command, flag, option
 from node.core.errors import ExitCode
 
 
@@ -13,7 +13,7 @@ from node.core.errors import ExitCode
 @argument(
     "file",
     metavar="MATRICES.json",
-    type=Place(),
+    type=FileArgument(),
     help="Matrices, ranks, speeds, previous owners; - for stdin.",
 )
 @options.as_json
@@ -37,7 +37,7 @@ def partition(file: str, as_json: bool) -> int:
 @argument(
     "file",
     metavar="PROBLEM.json",
-    type=Place(),
+    type=FileArgument(),
     help="Peers, delays, stages, rules; - for stdin.",
 )
 @option("--gantt", type=options.FILE, metavar="FILE", help="Draw a Gantt chart: .svg, or .png.")

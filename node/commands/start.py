@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from node.commands.line import launching, options, shared
-from node.commands.line.usage import Place, argument, command, flag, option
+from node.commands.line.usage import FileArgument, argument, command, flag, option
 from node.control.sockets import clear_stale
 from node.core import interrupts
 from node.core.errors import ExitCode, UsageFault
@@ -23,7 +23,7 @@ RENDEZVOUS_PORT = 31337
     "what",
     metavar="[INVITE|swarm.toml]",
     default=None,
-    type=Place(),
+    type=FileArgument(),
     help="Default: the swarm used last, else a solo one.",
 )
 @options.background

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from node.commands.line import options, shared
-from node.commands.line.usage import Place, VerbGroup, argument, command, flag, option
+from node.commands.line.usage import FileArgument, VerbGroup, argument, command, flag, option
 from node.commands.manifest import init
 from node.commands.orders import end, pause, resume
 from node.control import terminal
@@ -89,7 +89,7 @@ def _usual_manifest(ours: NodeConfig) -> Path:
     "what",
     metavar="[FILE|INVITE|MULTIADDR]",
     default=None,
-    type=Place(),
+    type=FileArgument(),
     help="Default: the swarm used last.",
 )
 @options.verbose

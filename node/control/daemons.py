@@ -27,7 +27,7 @@ SILENT = "does not answer"
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundDaemon:
     """``home`` "" where the daemon does not answer and its socket is not in its home; ``pid`` 0
     where nothing runs or the system does not tell."""
 
@@ -44,7 +44,7 @@ class Found:
         return asdict(self)
 
 
-def found(homes: Sequence[Path]) -> list[Found]:
+def found(homes: Sequence[Path]) -> list[FoundDaemon]:
     """Daemons that listen in ``homes``, in the homes of their children, and at every control socket
     that the system lists. The first of ``homes`` is in the answer in any case."""
     known = {control_socket(home): home for home in homes}
@@ -75,7 +75,7 @@ def sockets(table: Path = SOCKETS) -> Iterator[Path]:
             yield Path(fields[7])
 
 
-def lines(daemons: Iterable[Found]) -> list[str]:
+def lines(daemons: Iterable[FoundDaemon]) -> list[str]:
     """For people: a line for each daemon, the home last, because it may be long."""
     rows = [("PID", "STATE", "RUN", "WORK", "EPOCH", "HOME")]
     for one in daemons:
@@ -89,11 +89,11 @@ def lines(daemons: Iterable[Found]) -> list[str]:
     ]
 
 
-def _home(one: Found) -> str:
+def _home(one: FoundDaemon) -> str:
     return clean(one.home, 4096) or "not known"
 
 
-def _asked(path: Path, home: Path | None) -> Found:
+def _asked(path: Path, home: Path | None) -> FoundDaemon:
     where = home
     if where is None and control_socket(path.parent) == path:
         where = path.parent
@@ -103,11 +103,11 @@ def _asked(path: Path, home: Path | None) -> Found:
             try:
                 said = client.status()
             except LocalFault:
-                return Found(name, client.pid, SILENT)
+                return FoundDaemon(name, client.pid, SILENT)
             work = said.role
             if work not in ("", "rendezvous"):
                 work = stage_name(said.stage)
-            return Found(
+            return FoundDaemon(
                 home=said.home or name,
                 pid=client.pid,
                 state=clean(said.state, 12),
@@ -117,4 +117,4 @@ def _asked(path: Path, home: Path | None) -> Found:
                 epoch=said.epoch,
             )
     except (NotRunning, OSError):
-        return Found(name, 0, STOPPED)
+        return FoundDaemon(name, 0, STOPPED)

@@ -18,7 +18,7 @@ from node.core.clock import CLOCK_S
 from node.core.errors import ExitCode, LocalFault, NetworkFault, Refused
 from node.core.ids import PeerId, short
 from node.core.version import PROTOCOLS, Protocols
-from node.identity.invites import Endpoint, endpoint_of, peer_of_address, scope_of
+from node.identity.invites import HostPort, endpoint_of, peer_of_address, scope_of
 from node.reach.interfaces import interface_addresses, leaves_from
 from protos.ask_pb2 import PeersAnswer
 
@@ -319,7 +319,7 @@ def fault_of(chosen: Diagnosis, findings: Sequence[Diagnosis]) -> LocalFault:
     return Refused(f"{chosen.cause}; {chosen.effect}", chosen.fix, chosen.code, _details(findings))
 
 
-class Unreachable(NetworkFault):
+class NobodyAnswers(NetworkFault):
     """Nobody has answered a question: the cause to report, then every address. ``why``: a sentence
     to report instead of the cause."""
 
@@ -415,8 +415,8 @@ def _port_words(address: str) -> dict[str, str]:
     return {"port": str(place.port), "transport": "UDP" if place.quic else "TCP"}
 
 
-def _place(address: str) -> Endpoint:
-    return endpoint_of(address) or Endpoint("dns", "", 0, False)
+def _place(address: str) -> HostPort:
+    return endpoint_of(address) or HostPort("dns", "", 0, False)
 
 
 def _version(host: str) -> int:

@@ -41,7 +41,7 @@ from multiaddr import Multiaddr
 from node.control.diagnose import (
     Diagnosis,
     Machine,
-    Unreachable,
+    NobodyAnswers,
     failed,
     incompatible,
     no_way,
@@ -58,7 +58,7 @@ from node.control.words import clean
 from node.core.errors import ExitCode, UsageFault, WireError
 from node.core.ids import PeerId
 from node.core.version import PROTOCOLS, Protocols
-from node.identity.invites import Endpoint, endpoint_of, peer_of_address
+from node.identity.invites import HostPort, endpoint_of, peer_of_address
 from node.wire import bounds
 from protos.ask_pb2 import Answer, Ask
 
@@ -125,7 +125,7 @@ def ask_first(
     heard = survey(multiaddrs, [question], timeout, seed, first=True)
     answered = [h for h in heard if h.answers]
     if not answered:
-        raise Unreachable([h.finding for h in heard])
+        raise NobodyAnswers([h.finding for h in heard])
     # A refusal that says when to ask again is worth more than another refusal.
     return max(answered, key=lambda h: (h.good, busy_s(h.answers[0]) > 0)).answers[0]
 
@@ -176,7 +176,7 @@ class _Trial:
     step."""
 
     address: str
-    place: Endpoint
+    place: HostPort
     host: str
     at: float
     layer: str = "connect"
@@ -250,7 +250,7 @@ class _Survey:
         if not self._tcp:
             self._tcp_failed.set()
 
-    async def _hosts(self, address: str, place: Endpoint) -> list[str]:
+    async def _hosts(self, address: str, place: HostPort) -> list[str]:
         """The IP addresses to dial; with none, why is among the findings."""
         if not place.named:
             return [place.host]
@@ -330,7 +330,7 @@ class _Survey:
         place = trial.place
         host = trial.host
         peer = ID.from_string(peer_of_address(trial.address))
-        literal = Endpoint("ip6" if ":" in host else "ip4", host, place.port, place.quic)
+        literal = HostPort("ip6" if ":" in host else "ip4", host, place.port, place.quic)
         finding = None
         try:
             made = _host(self._timeout, self._seed, quic=place.quic)

@@ -26,7 +26,7 @@ MAX_REASON = 100
 """Characters of an operator's reason for a pause."""
 
 
-class Window(Protocol):
+class DaemonWindow(Protocol):
     """The daemon. Every method is called in its loop; each may also be written as a coroutine
     function."""
 
@@ -107,9 +107,9 @@ class Window(Protocol):
 
 
 class ControlService(control_pb2_grpc.ControlServicer):
-    """Answers the command line and the monitor from a :class:`Window`."""
+    """Answers the command line and the monitor from a :class:`DaemonWindow`."""
 
-    def __init__(self, window: Window, path: Path) -> None:
+    def __init__(self, window: DaemonWindow, path: Path) -> None:
         self._window = window
         self.path = path
         self._server: grpc.aio.Server | None = None

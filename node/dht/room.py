@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from node.core.errors import WireError
 from node.core.ids import PeerId
-from node.identity.places import Places
+from node.identity.places import PlacesByPeer
 
 H = TypeVar("H", bound=Hashable)
 
@@ -76,7 +76,7 @@ class Room(Generic[H]):
     def __init__(self, strangers: int, company: Company, each: int = 0) -> None:
         self._company = company
         self._each = each or 2 * strangers
-        self._places = Places[H]("records", 2 * strangers, self._each, company.established)
+        self._places = PlacesByPeer[H]("records", 2 * strangers, self._each, company.established)
         self._charges: dict[H, _Charge] = {}
         """The charge of each holder, oldest first."""
         self._brought: set[H] = set()

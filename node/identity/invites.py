@@ -48,7 +48,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,253}")
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class HostPort:
     """Host, port and protocol of a plain multiaddr. ``family`` as it is written there: ip4, ip6,
     dns4, dns6, dns; TCP or QUIC."""
 
@@ -168,7 +168,7 @@ def is_invite(text: str) -> bool:
     return re.match("tutti[0-9]", text.strip().lower()) is not None and not text.endswith(".toml")
 
 
-def endpoint_of(address: str) -> Endpoint | None:
+def endpoint_of(address: str) -> HostPort | None:
     """Endpoint of a multiaddr, with or without /p2p/PEERID; an IP address in its usual spelling.
 
     None unless it is a host with TCP or QUIC and nothing more.
@@ -180,7 +180,7 @@ def endpoint_of(address: str) -> Endpoint | None:
         host = _usual(found["family"], found["host"])
     except ValueError:
         return None
-    return Endpoint(found["family"], host, port, found["udp"] is not None)
+    return HostPort(found["family"], host, port, found["udp"] is not None)
 
 
 def peer_of_address(address: str) -> PeerId:
@@ -301,12 +301,12 @@ def _unpacked(reader: BytesIO) -> tuple[str, ...]:
             host = _host_text(_FAMILIES[family], reader)
             (port,) = struct.unpack(">H", _take(reader, 2))
             for transport in transports:
-                place = Endpoint(_FAMILIES[family], host, port, transport == 0x20)
+                place = HostPort(_FAMILIES[family], host, port, transport == 0x20)
                 addresses[f"{place}/p2p/{peer}"] = None
     return tuple(addresses)
 
 
-def _host_bytes(place: Endpoint) -> bytes:
+def _host_bytes(place: HostPort) -> bytes:
     if place.named:
         return bytes([len(place.host)]) + place.host.encode()
     return ipaddress.ip_address(place.host).packed

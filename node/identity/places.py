@@ -66,7 +66,7 @@ class _Block(Generic[H]):
         return sum(map(len, self.held.values()))
 
 
-class Places(Generic[H]):
+class PlacesByPeer(Generic[H]):
     """``total`` places, at most ``per_peer`` for each peer.
 
     ``established(peer)`` says if ``peer`` is a member of the run or has worked with this peer; it

@@ -13,7 +13,7 @@ MOST_AGAIN_S = 900.0
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class SamplingPace:
     """How often samples are taken. ``every``: epochs between two; ``least_s``: seconds from the end
     of one to the beginning of the next; ``share``: most of the time that they take. Texts without a
     pause cost training 18 % of its speed (docs/benchmarks/history.md), so the default costs 2 %."""
@@ -33,7 +33,7 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class SampleEnded:
     """A sample ended after ``seconds``; ``well``: with a text."""
 
     seconds: float
@@ -50,19 +50,19 @@ class TakeSample:
 class SampleClock:
     """The state machine. ``newest``: epoch of the newest sample that is kept, -1 for none."""
 
-    def __init__(self, newest: int = -1, pace: Pace | None = None) -> None:
+    def __init__(self, newest: int = -1, pace: SamplingPace | None = None) -> None:
         self._newest = newest
-        self._pace = pace or Pace()
+        self._pace = pace or SamplingPace()
         self._taking = -1
         self._not_before = 0.0
         self._failures = 0
 
-    def handle(self, event: Reached | Ended, now: float) -> list[TakeSample]:
+    def handle(self, event: Reached | SampleEnded, now: float) -> list[TakeSample]:
         """The samples to take now, at most one. ``now``: monotonic seconds."""
         match event:
             case Reached():
                 return self._reached(event, now)
-            case Ended(seconds, well):
+            case SampleEnded(seconds, well):
                 self._ended(seconds, well, now)
                 return []
 

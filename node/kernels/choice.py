@@ -26,7 +26,7 @@ between a GPU and the CPU, and between the formats, whose peers train together."
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class StageFacts:
     """Facts of a stage that decide what is tried. ``asked``: the operator's setting. ``cuda``: it
     computes on a GPU. ``format``: number format of its forward and backward. ``documents``: the run
     keeps documents apart. ``has_triton``, ``has_liger``: packages that are installed."""
@@ -60,7 +60,7 @@ class KernelDecision:
     """Why kernels that were tried, or asked for, cannot be had."""
 
 
-def tried(facts: Facts) -> tuple[list[Kind], list[str]]:
+def tried(facts: StageFacts) -> tuple[list[Kind], list[str]]:
     """The kinds to measure, and why the one that was asked for is left out."""
     if facts.asked == "auto":
         # To compile for a processor takes minutes there, for a gain nobody has measured.
@@ -74,7 +74,7 @@ def tried(facts: Facts) -> tuple[list[Kind], list[str]]:
     return wanted, []
 
 
-def _obstacle(kind: Kind, facts: Facts) -> str:
+def _obstacle(kind: Kind, facts: StageFacts) -> str:
     """Why kernels of this kind cannot be tried; "" if they can."""
     if facts.format == "fp16":
         return "an fp16 backward may be repeated, and these kernels keep nothing for that"
@@ -92,7 +92,7 @@ def _obstacle(kind: Kind, facts: Facts) -> str:
 
 
 def decide(
-    facts: Facts, times: dict[Kind, KernelTime], problems: Sequence[str] = ()
+    facts: StageFacts, times: dict[Kind, KernelTime], problems: Sequence[str] = ()
 ) -> KernelDecision:
     """The fastest kernels that agree with eager; those that the operator named even if they are
     slower."""

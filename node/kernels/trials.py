@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from node.core.home import sync
-from node.kernels.choice import Facts, KernelDecision, KernelTime, Kind, decide, tried
+from node.kernels.choice import KernelDecision, KernelTime, Kind, StageFacts, decide, tried
 from node.model.device import Device, device_lost, free_cached
 from node.model.kernels import EAGER, Kernels, allow_compiling, compiled, keep_compiled, liger, use
 from node.model.precision import Precision
@@ -214,7 +214,7 @@ async def choose_kernels(
     """Measure the kernels that can be had on a stage, and let the stage compute by the fastest.
     ``asked``: the operator's setting; ``home``: a directory of this peer. Never fails, and takes
     ``limit_s`` seconds at most: the stage goes on with torch's own operations otherwise."""
-    facts = Facts(
+    facts = StageFacts(
         asked,
         device.is_cuda,
         precision.format,

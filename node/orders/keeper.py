@@ -22,7 +22,7 @@ from node.orders.machine import (
     Obey,
     OrderEvent,
     Orders,
-    Post,
+    PostOrders,
     Tick,
     Told,
 )
@@ -191,7 +191,7 @@ class OrderKeeper:
                     self._keep(order, held)
                 case Obey(order):
                     self._ports.obey(order)
-                case Post(held):
+                case PostOrders(held):
                     self._to_post = held
                     self._news.set()
 

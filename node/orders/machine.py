@@ -2,7 +2,7 @@
 the peer posts it for others.
 
 Enters: orders whose signatures were checked, looks at the directory, and time. Leaves:
-:class:`Keep`, :class:`Obey`, :class:`Post`. Never: a clock, a signature, a stage.
+:class:`Keep`, :class:`Obey`, :class:`PostOrders`. Never: a clock, a signature, a stage.
 
 An order is in force from its own moment on, which all peers know before: so they finish the same
 epoch. One order of each kind is kept, so a pause holds until an end that comes later. Every peer
@@ -63,13 +63,13 @@ class Obey:
 
 
 @dataclass(frozen=True, slots=True)
-class Post:
+class PostOrders:
     """Post the orders that hold for :data:`LIFE_S` seconds."""
 
     orders: tuple[Order, ...]
 
 
-OrderAction = Keep | Obey | Post
+OrderAction = Keep | Obey | PostOrders
 
 
 class Orders:
@@ -169,4 +169,4 @@ class Orders:
         if not self.held:
             return []
         self._posted = self.held, now
-        return [Post(self.held)]
+        return [PostOrders(self.held)]

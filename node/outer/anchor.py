@@ -21,7 +21,7 @@ from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
-from node.outer.merging import MOMENTUM, STEP, WORDS, Giver, Named
+from node.outer.merging import MOMENTUM, STEP, WORDS, Named, WindowState
 from node.stage.engines import Engines
 from node.stage.outer_port import SAVED
 from node.stage.state import StageState
@@ -31,7 +31,7 @@ WAIT_SHARE = 0.3
 """Share of a window's time for which it waits for an anchor that is being fetched."""
 
 
-class Anchor(Giver):
+class Anchor(WindowState):
     """The anchor of one stage. ``state``: None where parameters are averaged, and while a newcomer
     has not fetched it. ``settings``: the settings in force. All replicas of a cell have the same
     error feedback."""

@@ -39,7 +39,7 @@ shorter timer would make no progress."""
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class CellGroup:
     """The cells that average with each other in a window, this one included. ``anchors``: the
     anchor that each cell has posted; empty if its posting was not seen."""
 
@@ -73,7 +73,7 @@ class GroupFinder(rpc.CellsServicer):
 
     async def find(
         self, about: CellFacts, window: int, keys: Sequence[str], most: int, start_wall: float
-    ) -> Group | None:
+    ) -> CellGroup | None:
         """A group of at most ``most`` cells for ``window``, which begins at ``start_wall`` (Unix
         seconds); None if there is none, or if the wall clock is set back meanwhile. Call it at
         ``start_wall + times.post``, where ``times.post`` is negative: other cells leave out a cell
@@ -193,7 +193,7 @@ class GroupFinder(rpc.CellsServicer):
         key: str,
         members: Collection[CellId],
         shown: Mapping[CellId, Acceptance],
-    ) -> Group:
+    ) -> CellGroup:
         posted = {**search.posted.anchors, self.me: search.about.anchor}
         partners = {c: Partner(c, shown[c].leader, shown[c].hosts) for c in sorted(members)}
         anchors = {c: posted.get(p.leader, "") for c, p in partners.items()}
@@ -205,7 +205,7 @@ class GroupFinder(rpc.CellsServicer):
             key=key,
             cells=list(partners),
         )
-        return Group(partners, anchors)
+        return CellGroup(partners, anchors)
 
     async def _post(self, search: "Search", key: str) -> None:
         times = self.board.times
@@ -446,7 +446,7 @@ class Search:
         """``callers[cell][key]``: the author of the accepted offer for the cell under the key."""
         self.answers: dict[CellId, Acceptance] = {}
         """Acceptances of this cell's last offer, its own first."""
-        self.group: Group | None = None
+        self.group: CellGroup | None = None
 
 
 def _no(reason: str) -> pb.CellsReply:

@@ -48,7 +48,7 @@ FAR = 3.0
 """Multiple of the group's median length above which a difference is scaled down."""
 
 
-class Giver:
+class WindowState:
     """State that a stage keeps from window to window. ``state``: anchor and outer momentum, None
     where there are none; ``words``: the error feedback of each part; ``step``: the server's step at
     which the anchor was made, by this peer's knowledge. A peer that fetched its anchor knows an
@@ -77,9 +77,9 @@ class Merge:
     weights: Mapping[str, float] | None = None
 
     def __init__(
-        self, giver: Giver, settings: OuterSettings, shapes: Mapping[str, tuple[int, ...]]
+        self, kept: WindowState, settings: OuterSettings, shapes: Mapping[str, tuple[int, ...]]
     ) -> None:
-        self._giver = giver
+        self._kept = kept
         self.settings = settings
         self._shapes = shapes
 
@@ -89,9 +89,9 @@ class Merge:
         here = {name: t.to("cpu", torch.float32) for name, t in local.items()}
         if self.settings.carries == "parameters":
             return here
-        if self._giver.state is None:
+        if self._kept.state is None:
             return None
-        stepped = self._stepped(pseudo_gradient(self._giver.state, here))
+        stepped = self._stepped(pseudo_gradient(self._kept.state, here))
         return {**stepped.anchor, **{name + MOMENTUM: t for name, t in stepped.momentum.items()}}
 
     def opens(self, came: Named) -> dict[str, Tensor]:
@@ -125,9 +125,9 @@ class Merge:
         return False
 
     def _stepped(self, along: Named) -> OuterState:
-        if self._giver.state is None:
+        if self._kept.state is None:
             raise ValueError("differences from an anchor that is not here")
-        return outer_step(self._giver.state, along, self.settings)
+        return outer_step(self._kept.state, along, self.settings)
 
 
 class OuterSteps(Merge):
@@ -143,19 +143,19 @@ class OuterSteps(Merge):
     def gives(self, local: Named) -> dict[str, Tensor] | None:
         """Bytes of the differences, as words. None without an anchor, or if the differences cannot
         be coded; then there is no error feedback."""
-        giver = self._giver
+        kept = self._kept
         codec = self.settings.codec
-        if giver.state is None:
+        if kept.state is None:
             return None
-        given = pseudo_gradient(giver.state, {name: local[name] for name in self._shapes})
+        given = pseudo_gradient(kept.state, {name: local[name] for name in self._shapes})
         try:
             if self.settings.feedback:
-                _, coded, left = says(given, giver.words, codec)
-                self.owes = {**giver.words, **left}
+                _, coded, left = says(given, kept.words, codec)
+                self.owes = {**kept.words, **left}
             else:
                 coded = {name: encode(tensor, codec) for name, tensor in given.items()}
         except ValueError:
-            giver.words = {}
+            kept.words = {}
             return None
         return {name: _words(data) for name, data in coded.items()}
 
@@ -188,12 +188,12 @@ class OuterSteps(Merge):
     def since(self, local: Named, told: bool) -> Named:
         """The parameters that the result replaces, as in :meth:`Merge.since`. Training since the
         anchor is in no result yet, and will be in this cell's next difference."""
-        if told and self._giver.state is not None:
-            return {name: self._giver.state.anchor[name] for name in self._shapes}
+        if told and self._kept.state is not None:
+            return {name: self._kept.state.anchor[name] for name in self._shapes}
         return {name: local[name] for name in self._shapes}
 
 
-class Pushes(OuterSteps):
+class OuterPushes(OuterSteps):
     """Outer steps without a barrier: the server of a stage applies the differences that have
     arrived as one step from the server's anchor, though each is a difference from its own cell's
     anchor. The result names the cells whose differences it contains, so that each counts once; a
@@ -208,12 +208,12 @@ class Pushes(OuterSteps):
 
     def __init__(
         self,
-        giver: Giver,
+        kept: WindowState,
         settings: OuterSettings,
         shapes: Mapping[str, tuple[int, ...]],
         members: int,
     ) -> None:
-        super().__init__(giver, settings, shapes)
+        super().__init__(kept, settings, shapes)
         self._members = members
         self.ages: dict[str, int] = {}
         """Age of each push that came, in steps of the server, refused ones included."""
@@ -224,7 +224,7 @@ class Pushes(OuterSteps):
         given = super().gives(local)
         if given is None:
             return None
-        return {**given, STEP: _number(self._giver.step)}
+        return {**given, STEP: _number(self._kept.step)}
 
     def opens(self, came: Named) -> dict[str, Tensor]:
         """Decode as :meth:`OuterSteps.opens` does. Raises WireError for an invalid step, too."""
@@ -236,7 +236,7 @@ class Pushes(OuterSteps):
     def makes(self, cell: str, own: Named, came: Mapping[str, Named]) -> dict[str, Tensor]:
         """The next anchor, its step, and the cells whose differences it contains."""
         # The step that a stranger claims makes no other cell's push older.
-        newest = self._giver.step
+        newest = self._kept.step
         self.ages = {name: max(0, newest - int(of[STEP])) for name, of in sorted(came.items())}
         here = {
             name: {part: of[part] for part in self._shapes}
@@ -268,17 +268,17 @@ class Pushes(OuterSteps):
 
 def merge_of(
     settings: OuterSettings,
-    giver: Giver,
+    kept: WindowState,
     shapes: Mapping[str, tuple[int, ...]],
     members: int,
 ) -> Merge:
     """The merge that these settings ask for, of the parts that a window carries. ``members``: cells
     of the group."""
     if settings.pushes:
-        return Pushes(giver, settings, shapes, members)
+        return OuterPushes(kept, settings, shapes, members)
     if settings.carries == "deltas":
-        return OuterSteps(giver, settings, shapes)
-    return Merge(giver, settings, shapes)
+        return OuterSteps(kept, settings, shapes)
+    return Merge(kept, settings, shapes)
 
 
 @torch.no_grad()

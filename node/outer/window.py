@@ -34,7 +34,7 @@ from node.epoch import events as ev
 from node.outer.anchor import Anchor
 from node.outer.merging import (
     Merge,
-    Pushes,
+    OuterPushes,
     distance,
     finite,
     merge_of,
@@ -318,7 +318,7 @@ class WindowRound:
                 mean = await self._engines.aside(gathered.mean, m.merge)
                 m.news.cells = 1 + len(gathered.came)
                 self._weighed(m)
-                if isinstance(m.merge, Pushes):
+                if isinstance(m.merge, OuterPushes):
                     self._served(m, m.merge)
                 m.mean = WindowMean(mean, await self._engines.aside(digest, mean))
             if m.mean is None:
@@ -395,7 +395,7 @@ class WindowRound:
                     "averaging", "partner-weighed", text, "warning", cell=cell, window=m.number
                 )
 
-    def _served(self, m: _Meeting, merge: Pushes) -> None:
+    def _served(self, m: _Meeting, merge: OuterPushes) -> None:
         """Report the ages of the pushes that came to this server."""
         late = sorted(cell for cell, age in merge.ages.items() if merge.late(age))
         pushes = self._engines.metrics.pushes_total

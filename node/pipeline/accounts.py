@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 H = TypeVar("H", bound=Hashable)
 
 
-class Account(Generic[H]):
+class SharedBudget(Generic[H]):
     """At most ``limit`` units in all. A holder within its part may use all room there is; beyond
     its part it gets no more once half of the limit is in use. So one greedy holder leaves the other
     half to the others, and a single holder has everything.

@@ -8,7 +8,7 @@ from node.pipeline.events import Broken, Computed, Direction, Key
 from node.pipeline.guard import NotFinite
 from node.pipeline.hops.driver import MachineDriver
 from node.pipeline.hops.planned import PlannedWork
-from node.pipeline.hops.ports import Host
+from node.pipeline.hops.ports import PipelineHost
 from node.pipeline.hops.stash import Stash
 from node.pipeline.timing import Timing
 from node.pipeline.visit_buffers import COMPUTE_ERRORS, StageMath, VisitBuffers
@@ -20,7 +20,7 @@ class DeviceJobs:
 
     def __init__(
         self,
-        host: Host,
+        host: PipelineHost,
         driver: MachineDriver,
         stash: Stash,
         planned: PlannedWork,

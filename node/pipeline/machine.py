@@ -31,7 +31,7 @@ from enum import IntEnum
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path, Plan
-from node.pipeline.accounts import Account
+from node.pipeline.accounts import SharedBudget
 from node.pipeline.events import (
     AcknowledgeVisit,
     Action,
@@ -83,7 +83,7 @@ from node.pipeline.events import (
 from node.pipeline.route import (
     NOBODY,
     Delivery,
-    Pause,
+    RoutePause,
     Suspects,
     Workloads,
     beside,
@@ -494,7 +494,7 @@ class PipelineMachine:
 
     def _place(self, key: Key, visit: Visit) -> bool:
         """Give the share of a visit a place; False where its origin has all it may have."""
-        taken: Account[PeerId] = Account(self.places)
+        taken: SharedBudget[PeerId] = SharedBudget(self.places)
         taken.divide(self._weights)
         for other in self._with_places().values():
             taken.charge(other.journey[0].peer, 1)
@@ -600,7 +600,7 @@ class PipelineMachine:
             choice = leg.delivery.choose(
                 there.peer, able, self.suspects, now, self._loads.done_s, heir
             )
-            if isinstance(choice, Pause):
+            if isinstance(choice, RoutePause):
                 return [*left_out, Later(key, way, choice.seconds)]
             if choice is not None:
                 leg.target = choice

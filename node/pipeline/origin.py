@@ -12,7 +12,7 @@ from node.pipeline.events import Key, MicroBatchDone
 from node.pipeline.hops.deadlines import Deadlines
 from node.pipeline.hops.driver import MachineDriver
 from node.pipeline.hops.planned import PlannedWork
-from node.pipeline.hops.ports import Host
+from node.pipeline.hops.ports import PipelineHost
 from node.pipeline.hops.stash import Stash
 from node.pipeline.visit_buffers import VisitBuffers
 
@@ -27,7 +27,7 @@ class Origin:
 
     def __init__(
         self,
-        host: Host,
+        host: PipelineHost,
         driver: MachineDriver,
         stash: Stash,
         planned: PlannedWork,

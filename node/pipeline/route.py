@@ -174,7 +174,7 @@ def misfit(
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class RoutePause:
     """Every peer that might take the tensor was asked; ask again after ``seconds``."""
 
     seconds: float
@@ -234,7 +234,7 @@ class Delivery:
         now: float,
         done_s: Mapping[PeerId, float] = {},
         heir: PeerId = NOBODY,
-    ) -> PeerId | Pause | None:
+    ) -> PeerId | RoutePause | None:
         """The peer to ask next: ``preferred`` if it may be, then the other ``replicas``; None when
         all are gone. ``done_s``: when each would be done with it; of the others ``heir`` comes
         first, then the earliest, in turns where they are equal. Suspects come last and slow ones
@@ -263,4 +263,4 @@ class Delivery:
         self.asked.clear()
         seconds = min(PAUSE_S[0] * 2**self.pauses, PAUSE_S[1])
         self.pauses = min(self.pauses + 1, 16)
-        return Pause(seconds)
+        return RoutePause(seconds)

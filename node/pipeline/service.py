@@ -29,7 +29,7 @@ from node.pipeline.frames import FrameShape
 from node.pipeline.gradients import GradientSum
 from node.pipeline.hops.admission import ROOM_WAIT
 from node.pipeline.hops.assembly import called_side, connect
-from node.pipeline.hops.ports import Host, Telemetry
+from node.pipeline.hops.ports import PipelineHost, Telemetry
 from node.pipeline.hops.stash import Stash
 from node.pipeline.jobs import DeviceJobs
 from node.pipeline.machine import PipelineMachine
@@ -91,7 +91,7 @@ class Pipeline:
     ) -> None:
         self.settings = settings
         tasks = Tasks("pipeline", self._on_error)
-        self.host = Host(transport, device, clock or SystemClock(), tasks, telemetry)
+        self.host = PipelineHost(transport, device, clock or SystemClock(), tasks, telemetry)
         shape = FrameShape(
             settings.micro_batch,
             model.seq_len,

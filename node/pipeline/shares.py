@@ -12,7 +12,7 @@ from node.model.device import out_of_memory
 from node.pipeline.device import Priority
 from node.pipeline.events import Crossing, Key
 from node.pipeline.gradients import GradientSum
-from node.pipeline.hops.ports import Host
+from node.pipeline.hops.ports import PipelineHost
 from node.pipeline.hops.stash import Stash
 from node.pipeline.origin import Origin
 from node.wire.sketch import Sketch
@@ -21,7 +21,9 @@ from node.wire.sketch import Sketch
 class CountedShares:
     """Adds the shares that count to ``gradients``, on the device thread."""
 
-    def __init__(self, host: Host, stash: Stash, origin: Origin, gradients: GradientSum) -> None:
+    def __init__(
+        self, host: PipelineHost, stash: Stash, origin: Origin, gradients: GradientSum
+    ) -> None:
         self._host = host
         self._stash = stash
         self._origin = origin

@@ -30,7 +30,7 @@ PAIRS_KEPT = 1024
 
 
 @dataclass
-class _Pair:
+class _PairBudget:
     granted: float = 0.0
     weight: float = 1.0
     waiting: deque[tuple[int, int]] = field(default_factory=deque)
@@ -43,7 +43,7 @@ class Shares:
     def __init__(self, rate: float, now: float = 0.0, burst_s: float = BURST_S) -> None:
         self.rate = rate
         self._burst_s = burst_s
-        self._pairs: dict[Hashable, _Pair] = {}
+        self._pairs: dict[Hashable, _PairBudget] = {}
         self._tokens = rate * burst_s
         self._at = now
         self._next = 0
@@ -59,7 +59,7 @@ class Shares:
         if known is None:
             if len(self._pairs) >= PAIRS_KEPT:
                 self._pairs = {name: one for name, one in self._pairs.items() if one.waiting}
-            known = self._pairs[pair] = _Pair(self._floor)
+            known = self._pairs[pair] = _PairBudget(self._floor)
         elif not known.waiting:
             known.granted = max(known.granted, self._floor - self.rate * CREDIT_S)
         known.weight = weight
@@ -116,6 +116,6 @@ class Shares:
         )
         self._at = now
 
-    def _first(self, served: Container[int] = ()) -> _Pair | None:
+    def _first(self, served: Container[int] = ()) -> _PairBudget | None:
         waiting = (p for p in self._pairs.values() if p.waiting and id(p) not in served)
         return min(waiting, key=lambda p: p.granted, default=None)

@@ -35,7 +35,7 @@ def fault_document(fault: LocalFault) -> tuple[int, dict[str, Any]]:
 
 
 @dataclass
-class Answer:
+class ClientAnswer:
     """One answer as it comes. ``chat``: of a conversation, else of a text."""
 
     model: str

@@ -20,9 +20,9 @@ from starlette.routing import Route
 
 from node.core.errors import LocalFault
 from node.core.tasks import Tasks
-from node.serve.answers import Answer, error_document, fault_document
+from node.serve.answers import ClientAnswer, error_document, fault_document
 from node.serve.loopback import LoopbackOnly
-from node.serve.requests import BadRequest, Question, read_chat, read_prompt
+from node.serve.requests import BadRequest, ClientRequest, read_chat, read_prompt
 from protos.control_pb2 import GenerateRequest, Piece
 
 T = TypeVar("T")
@@ -34,7 +34,7 @@ LOOK_S = 1.0
 """Seconds between two looks for a client that has hung up."""
 
 
-class Daemon(Protocol):
+class ServedDaemon(Protocol):
     """The daemon, as this endpoint needs it."""
 
     async def model(self) -> str:
@@ -50,7 +50,7 @@ class Endpoint:
     """The routes. ``token``: what a client must show; empty: none, for a server that only programs
     of this machine reach."""
 
-    def __init__(self, daemon: Daemon, token: str = "") -> None:
+    def __init__(self, daemon: ServedDaemon, token: str = "") -> None:
         self._daemon, self._token = daemon, token
 
     def app(self) -> Starlette:
@@ -112,8 +112,8 @@ class Endpoint:
     async def _complete(self, request: Request) -> Response:
         return await self._answer(request, read_prompt(await _body(request)), chat=False)
 
-    async def _answer(self, request: Request, question: Question, *, chat: bool) -> Response:
-        answer = Answer(await self._daemon.model(), chat)
+    async def _answer(self, request: Request, question: ClientRequest, *, chat: bool) -> Response:
+        answer = ClientAnswer(await self._daemon.model(), chat)
         pieces = self._daemon.generate(question.generate)
         if not question.stream:
             await _while_connected(request, _collect(answer, pieces))
@@ -148,7 +148,7 @@ async def _body(request: Request) -> dict[str, Any]:
     return found
 
 
-async def _collect(answer: Answer, pieces: AsyncGenerator[Piece, None]) -> None:
+async def _collect(answer: ClientAnswer, pieces: AsyncGenerator[Piece, None]) -> None:
     async with contextlib.aclosing(pieces):
         async for piece in pieces:
             answer.take(piece)
@@ -174,7 +174,7 @@ async def _while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _events(
-    answer: Answer, first: Piece | None, pieces: AsyncGenerator[Piece, None], with_usage: bool
+    answer: ClientAnswer, first: Piece | None, pieces: AsyncGenerator[Piece, None], with_usage: bool
 ) -> AsyncIterator[str]:
     """The answer as server-sent events. An error after the first piece is an event too."""
     async with contextlib.aclosing(pieces):

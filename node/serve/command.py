@@ -40,7 +40,7 @@ class ControlDaemon:
         self._stub: Any = ControlStub(self._channel)
 
     async def model(self) -> str:
-        """As :meth:`node.serve.app.Daemon.model`."""
+        """As :meth:`node.serve.app.ServedDaemon.model`."""
         try:
             snapshot = await self._stub.Status(control_pb2.StatusRequest(), timeout=STATUS_S)
         except grpc.aio.AioRpcError as error:
@@ -50,7 +50,7 @@ class ControlDaemon:
     async def generate(
         self, request: control_pb2.GenerateRequest
     ) -> AsyncGenerator[control_pb2.Piece, None]:
-        """As :meth:`node.serve.app.Daemon.generate`."""
+        """As :meth:`node.serve.app.ServedDaemon.generate`."""
         stream = self._stub.Generate(request, timeout=TEXT_S)
         try:
             async for piece in stream:

@@ -47,7 +47,7 @@ class BadRequest(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ClientRequest:
     """A request of a client. ``with_usage``: a stream ends with the numbers of tokens."""
 
     generate: GenerateRequest
@@ -55,7 +55,7 @@ class Question:
     with_usage: bool
 
 
-def read_chat(body: Mapping[str, Any]) -> Question:
+def read_chat(body: Mapping[str, Any]) -> ClientRequest:
     """A request of /v1/chat/completions. Raises BadRequest."""
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
@@ -68,7 +68,7 @@ def read_chat(body: Mapping[str, Any]) -> Question:
     return _question(body, generate)
 
 
-def read_prompt(body: Mapping[str, Any]) -> Question:
+def read_prompt(body: Mapping[str, Any]) -> ClientRequest:
     """A request of /v1/completions. Raises BadRequest."""
     prompt = body.get("prompt")
     if isinstance(prompt, list) and len(prompt) == 1:
@@ -80,14 +80,14 @@ def read_prompt(body: Mapping[str, Any]) -> Question:
     return _question(body, generate)
 
 
-def _question(body: Mapping[str, Any], generate: GenerateRequest) -> Question:
+def _question(body: Mapping[str, Any], generate: GenerateRequest) -> ClientRequest:
     stream = body.get("stream") or False
     options = body.get("stream_options") or {}
     if not isinstance(stream, bool):
         raise BadRequest("stream must be true or false", "stream")
     if not isinstance(options, dict):
         raise BadRequest("stream_options must be an object", "stream_options")
-    return Question(generate, stream, bool(options.get("include_usage")))
+    return ClientRequest(generate, stream, bool(options.get("include_usage")))
 
 
 def _drawing(body: Mapping[str, Any], most: int) -> GenerateRequest:

@@ -86,7 +86,7 @@ class EpochRun:
 
 
 @dataclass(slots=True)
-class Ledger:
+class VersionBooks:
     """A version's books: its parent, the sampler's place after it, the number of samples counted in
     it, and the number knowingly given up on the way."""
 
@@ -239,14 +239,14 @@ class NoSampleLost(Checker):
     two cells take the same: where a cell divides, so does its share."""
 
     id = "I4"
-    books: dict[Version, Ledger] = field(
-        default_factory=lambda: {Version(0): Ledger(None, {(0, 0): 0}, frozenset(), 0)}
+    books: dict[Version, VersionBooks] = field(
+        default_factory=lambda: {Version(0): VersionBooks(None, {(0, 0): 0}, frozenset(), 0)}
     )
     guessed: set[Version] = field(default_factory=set)
-    _shares: dict[tuple[Version, str], Ledger] = field(default_factory=dict)
+    _shares: dict[tuple[Version, str], VersionBooks] = field(default_factory=dict)
     """The books of each cell at a version at which one has divided."""
 
-    def book(self, plan: Plan) -> Ledger:
+    def book(self, plan: Plan) -> VersionBooks:
         """Books of the version that a plan starts from, for the plan's cell."""
         self.must(plan.base in self.books, f"a plan starts from {plan.base}, which nobody made")
         cell = plan.parent or plan.cell_id
@@ -269,7 +269,7 @@ class NoSampleLost(Checker):
             new.lost = new.taken - len(returned) - book.counted
             self.books[plan.base] = new
 
-    def _divides(self, plan: Plan, book: Ledger) -> None:
+    def _divides(self, plan: Plan, book: VersionBooks) -> None:
         """A new cell begins with one half of its parent's share, and the parent goes on with the
         other. Samples of a cell's half that were taken before count in that cell's books."""
         share = tuple(
@@ -311,7 +311,7 @@ class NoSampleLost(Checker):
                 free[behind] += 1 << behind[1]
         counted = sum(len(path.samples) for path in plan.paths if path.index not in lost)
         returned = back | {s for p in plan.paths if p.index in lost for s in p.samples}
-        new = Ledger(
+        new = VersionBooks(
             plan.base,
             free,
             frozenset(returned),

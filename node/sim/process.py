@@ -41,7 +41,7 @@ from node.scheduler.router import SearchJob, search
 from node.sim.setup import Setup
 from node.sim.world.directory import SimDht, SimDirectory
 from node.sim.world.loop import Inline, ProcessLoop, SimDevice, VirtualTime
-from node.sim.world.network import Links, SimNet, SimTransport
+from node.sim.world.network import SimLinks, SimNet, SimTransport
 from node.sim.world.values import (
     DiskStore,
     SampleText,
@@ -92,7 +92,7 @@ class Swarm:
     def __init__(self, setup: Setup, seed: int) -> None:
         self.setup = setup
         self.seed = seed
-        self.links = Links(random.Random(f"links {seed}"), setup.links)
+        self.links = SimLinks(random.Random(f"links {seed}"), setup.links)
         self.world = VirtualTime(seed)
         self.net = SimNet(self.world, self.links, setup.weigh)
         self.record_store = SimDht(

@@ -14,7 +14,7 @@ from node.sim.faults import Fault, Schedule, strike
 from node.sim.invariants import InvariantViolation
 from node.sim.setup import Setup
 from node.sim.swarm import MachineFactory, SimSwarm
-from node.sim.watch import Commit
+from node.sim.watch import CommitSeen
 from node.sim.world.loop import bury, quiet
 
 EVERY = 24
@@ -42,7 +42,7 @@ class ScheduleOutcome:
     stage_lost: bool
     """Every copy of a stage's newest parameters was destroyed: the swarm waits for somebody to
     bring them, and says so."""
-    commits: list[Commit]
+    commits: list[CommitSeen]
     cells: Mapping[str, int]
     struck: list[tuple[float, str, str, float]]
     counts: Counter[str]

@@ -55,7 +55,7 @@ COUNTED = {
 """Names under which facts of peers' records are counted."""
 
 
-class Commit(NamedTuple):
+class CommitSeen(NamedTuple):
     """An epoch that was committed, at a virtual time; ``cell``: the cell that made it, empty if
     there is only one."""
 
@@ -84,7 +84,7 @@ class HistoryRecorder:
         self.one_fault = OneFault(swarm)
         self.line = OneLine(swarm)
         self.counts: Counter[str] = Counter()
-        self.commits: list[Commit] = []
+        self.commits: list[CommitSeen] = []
         self.ended: set[str] = set()
         """Cells with a leader that says that the run is complete."""
         self._met: set[tuple[str, int]] = set()
@@ -166,7 +166,9 @@ class HistoryRecorder:
         self.one_fault.ended(peer, True, "")
         epoch = facts["epoch"]
         cell = facts.get("cell", "")
-        self.commits.append(Commit(self.swarm.world.now, epoch, facts["tokens"], peer.name, cell))
+        self.commits.append(
+            CommitSeen(self.swarm.world.now, epoch, facts["tokens"], peer.name, cell)
+        )
         if not facts.get("orphan"):
             made = Version(epoch, facts["lineage"])
             self.line.committed(peer, cell, facts["hash"], facts["term"], made)

@@ -10,7 +10,7 @@ from typing import Any
 
 from node.config import write_atomically
 from node.control.words import clean
-from node.coordinator.credit.account import Ground, Refused
+from node.coordinator.credit.account import CreditGround, RefusedCredit
 from node.coordinator.credit.audit import RunAudit, audit
 from node.coordinator.credit.book import RECEIPTS, Damage, FileBook, framed, read, records
 from node.coordinator.credit.record import EpochRecord, Stored
@@ -20,7 +20,7 @@ from node.core.names import LONGEST
 from node.core.numbers import human, several
 from node.identity import keys
 
-HONEST = frozenset({Ground.UNCERTIFIED})
+HONEST = frozenset({CreditGround.UNCERTIFIED})
 """Grounds that need no liar: the newest epoch of a file is often not certified yet."""
 MOST_RECORDS = 250_000
 """Most records that are read, of all files together: 30 days of epochs of 10 s."""
@@ -269,7 +269,7 @@ def _run_lines(run: RunAudit, names: Mapping[PeerId, str]) -> list[str]:
     return lines
 
 
-def _refusals(refused: Sequence[Refused], names: Mapping[PeerId, str]) -> list[str]:
+def _refusals(refused: Sequence[RefusedCredit], names: Mapping[PeerId, str]) -> list[str]:
     if not refused:
         return []
     kinds = Counter(r.ground.value for r in refused)

@@ -11,7 +11,7 @@ from node.identity.faults import TokenBucket
 from node.transport.clocks import PeerClocks
 from node.transport.frames import Streams, converse, parsed, read_frame, see_off, write_frame
 from node.transport.handshake import Facts
-from node.transport.newcomers import Newcomers, Place
+from node.transport.newcomers import Newcomers, QueuePlace
 from protos.ask_pb2 import Answer, Ask, PingAnswer, ReachAnswer, Refusal
 
 STREAM = "/tutti/ask/1"
@@ -123,7 +123,7 @@ class Asking:
             return _refuse(e.code, str(e))
 
 
-def _busy(place: Place) -> Answer:
+def _busy(place: QueuePlace) -> Answer:
     """The answer to a newcomer that has to wait. Software that does not know the fields shows the
     reason."""
     reason = (

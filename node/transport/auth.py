@@ -22,11 +22,11 @@ import grpc.aio
 from node.core.errors import OversizedMessage, WireError
 from node.core.ids import PeerId
 from node.identity.faults import TokenBucket, until_you_are_heard
-from node.identity.places import Places, block_of
+from node.identity.places import PlacesByPeer, block_of
 from node.identity.refusals import Refusals
 from node.transport.connections import remote_of
 from node.transport.handshake import Tokens
-from node.transport.limits import FAVOUR, KIB, RPCS, Limit, Sender, limit_of, short
+from node.transport.limits import FAVOUR, KIB, RPCS, Limit, SenderKind, limit_of, short
 from node.transport.port import printable
 from node.transport.traffic import Paced, PacedStream, Traffic
 from node.wire.bounds import lenient, strict
@@ -100,8 +100,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         self.rows: dict[str, Limit] = dict(RPCS)
         """The limits by method. Programs with services of their own add rows."""
         self._tokens = tokens
-        self._places = Places[_Call]("calls", most, per_peer, callers.established)
-        self._large = Places[_Call]("large messages", LARGE_AT_ONCE, per_peer, by_turns=True)
+        self._places = PlacesByPeer[_Call]("calls", most, per_peer, callers.established)
+        self._large = PlacesByPeer[_Call]("large messages", LARGE_AT_ONCE, per_peer, by_turns=True)
         self._traffic = traffic
         self._callers = callers
         self._refusals = refusals
@@ -256,7 +256,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
 
         def checked(raw: bytes) -> Any:
             name, row = limit_of(method, self.rows[method], raw)
-            if row.sender is Sender.LEADER and not self._callers.leads(peer):
+            if row.sender is SenderKind.LEADER and not self._callers.leads(peer):
                 self._refusals.count("sender", peer)
                 self._callers.fault(peer, f"{name} of a peer that does not lead", row.breach)
                 return _Instead(NoteReply(reason="this peer follows another leader"))

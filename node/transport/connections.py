@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from node.core.ids import PeerId
 from node.core.newest import Newest
-from node.identity.places import Places, block_of
+from node.identity.places import PlacesByPeer, block_of
 
 UNKNOWN_S = 60.0
 """Seconds within which a connection has to show a token. A peer that has opened a better way may
@@ -53,7 +53,7 @@ class Connections:
     """The incoming connections of one server, at most ``total``. Times are monotonic seconds."""
 
     def __init__(self, total: int, established: Callable[[PeerId], bool]) -> None:
-        self._places = Places[Remote]("connections", total, PER_PEER, established)
+        self._places = PlacesByPeer[Remote]("connections", total, PER_PEER, established)
         self._established = established
         self._seen: dict[Remote, _Seen] = {}
         self._called: Newest[Remote, tuple[PeerId, float]] = Newest(MOST_CALLED)

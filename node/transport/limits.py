@@ -17,7 +17,7 @@ LARGEST = 4 * MIB + 64 * KIB
 """Bytes of the largest message of any call: a piece of a tensor of 4 MiB, and its names."""
 
 
-class Sender(Enum):
+class SenderKind(Enum):
     """Peers that may send something."""
 
     ANYBODY = "any peer of the run"
@@ -42,7 +42,7 @@ class Limit:
     burst: float
     within_s: float = 5.0
     breach: float = 1.0
-    sender: Sender = Sender.ANYBODY
+    sender: SenderKind = SenderKind.ANYBODY
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class MessageLimit:
 
     size: int
     breach: float = 1.0
-    sender: Sender = Sender.ANYBODY
+    sender: SenderKind = SenderKind.ANYBODY
 
 
 FAVOUR = 10.0
@@ -82,9 +82,9 @@ RPCS: Mapping[str, Limit] = {
 """Calls of gRPC between peers. A method without a row is not served."""
 
 NOTES: Mapping[int, tuple[str, MessageLimit]] = {
-    10: ("plan", MessageLimit(LARGEST, breach=0.25, sender=Sender.LEADER)),
+    10: ("plan", MessageLimit(LARGEST, breach=0.25, sender=SenderKind.LEADER)),
     11: ("finished", MessageLimit(MIB)),
-    12: ("round", MessageLimit(LARGEST, breach=0.25, sender=Sender.LEADER)),
+    12: ("round", MessageLimit(LARGEST, breach=0.25, sender=SenderKind.LEADER)),
     13: ("committed", MessageLimit(228 * KIB)),
     14: ("incomplete", MessageLimit(2 * MIB)),
     15: ("fault", MessageLimit(KIB)),
@@ -92,7 +92,7 @@ NOTES: Mapping[int, tuple[str, MessageLimit]] = {
     18: ("move", MessageLimit(KIB)),
     19: ("dead", MessageLimit(MIB)),
     20: ("lead", MessageLimit(KIB)),
-    21: ("takeover", MessageLimit(MIB, breach=0.25, sender=Sender.LEADER)),
+    21: ("takeover", MessageLimit(MIB, breach=0.25, sender=SenderKind.LEADER)),
 }
 """Kinds of messages of Training/Tell, by the number of their field."""
 

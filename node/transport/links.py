@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 
 from node.core.ids import PeerId
-from node.identity.places import Places, block_of
+from node.identity.places import PlacesByPeer, block_of
 from node.transport.addresses import ip_of
 
 GIB = 1 << 30
@@ -39,7 +39,9 @@ class Links:
         self, total: int, established: Callable[[PeerId], bool] = lambda peer: False
     ) -> None:
         self.established = established
-        self._places = Places[PeerId]("connections", total, 1, lambda peer: self.established(peer))
+        self._places = PlacesByPeer[PeerId](
+            "connections", total, 1, lambda peer: self.established(peer)
+        )
         self._used: dict[PeerId, float] = {}
         self._dialled: set[PeerId] = set()
         """Peers that this one has chosen to connect to."""

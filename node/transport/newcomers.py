@@ -44,7 +44,7 @@ LONGEST = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class QueuePlace:
     """``number``: the place in the queue, from 1. ``again_s``: seconds after which to ask again."""
 
     number: int
@@ -92,7 +92,7 @@ class Newcomers:
         else:
             self._pace_s = FIRST_PACE_S
 
-    def ask(self, peer: PeerId, now: float) -> Place | None:
+    def ask(self, peer: PeerId, now: float) -> QueuePlace | None:
         """Return None if a question of this newcomer is answered now, otherwise its place."""
         if now < self._turns.get(peer, now):
             return None
@@ -110,7 +110,7 @@ class Newcomers:
         again_s = min(AGAIN_MOST_S, max(AGAIN_LEAST_S, expected_s))
         if peer in self._queue:
             self._queue[peer] = now + ABSENT_TIMES * again_s + ABSENT_S
-        return Place(ahead + 1, again_s)
+        return QueuePlace(ahead + 1, again_s)
 
     def _ahead(self, peer: PeerId) -> int:
         for number, other in enumerate(self._queue):

@@ -56,7 +56,7 @@ from node.core.ids import PeerId, short
 from node.core.memory import resident
 from node.core.tasks import Tasks
 from node.identity.keys import Identity
-from node.identity.places import Places
+from node.identity.places import PlacesByPeer
 from node.reach.interfaces import (
     check_free,
     free_port,
@@ -191,10 +191,10 @@ class P2pDaemon:
         """Streams to a peer that were opened here."""
         self._incoming: Counter[PeerId] = Counter()
         """Streams of each peer that are under way here."""
-        self._streams = Places[_Stream](
+        self._streams = PlacesByPeer[_Stream](
             "streams", STREAMS, STREAMS_PER_PEER, lambda peer: self.established(peer)
         )
-        self._relayed = Places[_Stream](
+        self._relayed = PlacesByPeer[_Stream](
             "streams", RELAYED, RELAYED_PER_PEER, lambda peer: self.established(peer)
         )
         self.links: dict[PeerId, tuple[str, ...]] = {}

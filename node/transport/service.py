@@ -59,7 +59,7 @@ from node.transport.shared import meeting
 from node.transport.shared.sharing import Sharing
 from node.transport.traffic import PAYLOAD, Beside, Moved, Traffic, read_io
 from node.transport.ways import bypass, punch, relay, tunnel
-from node.transport.ways.arrivals import Arrivals
+from node.transport.ways.arrivals import WayListener
 from node.transport.ways.bypass import Bypass
 from node.transport.ways.lines import Lines
 from node.transport.ways.reachable import Known, Reachable
@@ -140,7 +140,7 @@ class Transport:
         self._desk = ServiceDesk()
         self._serving = False
         self._tokens = Tokens(established=lambda peer: self.established(peer))
-        self._arrivals = Arrivals()
+        self._arrivals = WayListener()
         self._book = FaultBook()
         self.traffic = Traffic(settings.max_up, settings.max_down)
         """All that this peer sends and receives."""

@@ -18,7 +18,7 @@ from node.serve import command as serving
 from node.serve.app import Endpoint
 from node.serve.command import STATUS_S, STOP_S, ControlDaemon
 from node.web.app import LIBRARY, POLICY, STATIC, Page
-from node.web.hub import Hub, Offer
+from node.web.hub import Hub, PageOffer
 from node.web.view import for_strangers
 from protos import ask_pb2, control_pb2
 
@@ -96,7 +96,7 @@ async def serve(
     api = None
     if chat:
         api = Endpoint(daemon, token).app()
-    hub = Hub(daemon, Offer(prompt=prompt, when=when, chat=chat))
+    hub = Hub(daemon, PageOffer(prompt=prompt, when=when, chat=chat))
     hub.begin()
     app = Page(hub, token, sock.getsockname()[1], api).app()
     config = uvicorn.Config(
@@ -121,7 +121,7 @@ async def export(path: Path, directory: Path, prompt: str) -> list[str]:
     UsageFault for a directory with other files in it, LocalFault if the daemon does not answer."""
     _check_empty(directory)
     daemon = PageDaemon(path)
-    hub = Hub(daemon, Offer(prompt=prompt, when="never", kept=True))
+    hub = Hub(daemon, PageOffer(prompt=prompt, when="never", kept=True))
     try:
         document = await hub.now()
     finally:

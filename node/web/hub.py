@@ -17,9 +17,9 @@ from typing import Any, Protocol
 
 from node.core.errors import LocalFault
 from node.core.tasks import Tasks
-from node.inference.sampling import Ended, Reached, SampleClock
+from node.inference.sampling import Reached, SampleClock, SampleEnded
 from node.web.patch import changes
-from node.web.samples import MOST_TEXT, Sample, SampleFile, with_sample
+from node.web.samples import MOST_TEXT, SampleFile, TextSample, with_sample
 from node.web.view import State, document, is_last, without_answer
 from protos.ask_pb2 import PeersAnswer
 from protos.control_pb2 import (
@@ -84,7 +84,7 @@ class Past:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Offer:
+class PageOffer:
     """Settings of a page. ``prompt``: text that the model goes on with; ``when``: one of
     :data:`WHEN`; ``chat``: visitors may talk with the model; ``kept``: samples of earlier servers
     are shown although none are taken; ``tick_s``: seconds between two looks at the daemon."""
@@ -141,7 +141,7 @@ class Latest:
 class Hub:
     """The document and its viewers."""
 
-    def __init__(self, daemon: Watched, offer: Offer) -> None:
+    def __init__(self, daemon: Watched, offer: PageOffer) -> None:
         self._daemon = daemon
         self._offer = offer
         self._past = Past()
@@ -295,7 +295,7 @@ class _Sampler:
         self._file: SampleFile | None = None
         self._run = ""
         self._clock = SampleClock()
-        self.samples: list[Sample] = []
+        self.samples: list[TextSample] = []
         self.trouble = ""
 
     def due(self, s: Snapshot, wanted: bool) -> bool:
@@ -318,10 +318,10 @@ class _Sampler:
         except TimeoutError:
             self.trouble = f"the model had not answered after {SAMPLE_S:.0f} s"
         finally:
-            ended = Ended(time.monotonic() - began, bool(text))
+            ended = SampleEnded(time.monotonic() - began, bool(text))
             self._clock.handle(ended, time.monotonic())
         if text and self._file is not None:
-            made = Sample(s.epoch, s.tokens, text[:MOST_TEXT])
+            made = TextSample(s.epoch, s.tokens, text[:MOST_TEXT])
             self.samples = with_sample(self.samples, made)
             await asyncio.to_thread(self._file.write, tuple(self.samples))
 

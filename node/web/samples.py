@@ -24,7 +24,7 @@ MOST_FILE = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class TextSample:
     """A text of the model. ``epoch`` and ``tokens``: of the run when it was made."""
 
     epoch: int
@@ -32,7 +32,7 @@ class Sample:
     text: str
 
 
-def with_sample(kept: Sequence[Sample], new: Sample) -> list[Sample]:
+def with_sample(kept: Sequence[TextSample], new: TextSample) -> list[TextSample]:
     """The samples with a new one, by epoch; when there are too many, every second of the older ones
     goes, never the first."""
     made = [one for one in kept if one.epoch < new.epoch]
@@ -50,7 +50,7 @@ class SampleFile:
         self._path = home / FILE
         self._of = {"run_id": run_id, "prompt": prompt}
 
-    def read(self) -> list[Sample]:
+    def read(self) -> list[TextSample]:
         """The samples, by epoch."""
         try:
             if self._path.stat().st_size > MOST_FILE:
@@ -66,7 +66,7 @@ class SampleFile:
         samples = [made for row in rows[-MOST:] if (made := _sample(row)) is not None]
         return sorted(samples, key=lambda one: one.epoch)
 
-    def write(self, samples: Sequence[Sample]) -> None:
+    def write(self, samples: Sequence[TextSample]) -> None:
         """Replace the file. A disk that takes nothing costs only the file."""
         text = json.dumps(self._of | {"samples": [asdict(one) for one in samples]})
         part = self._path.with_suffix(".part")
@@ -75,7 +75,7 @@ class SampleFile:
             os.replace(part, self._path)
 
 
-def _sample(row: Any) -> Sample | None:
+def _sample(row: Any) -> TextSample | None:
     if not isinstance(row, dict):
         return None
     epoch = whole_number(str(row.get("epoch")))
@@ -83,4 +83,4 @@ def _sample(row: Any) -> Sample | None:
     text = row.get("text")
     if epoch is None or tokens is None or not isinstance(text, str):
         return None
-    return Sample(epoch, tokens, shown(text[:MOST_TEXT]))
+    return TextSample(epoch, tokens, shown(text[:MOST_TEXT]))

@@ -34,7 +34,7 @@ from node.control.words import GONE, clean, count, milliseconds, shown, span
 from node.core.errors import LocalFault
 from node.core.ids import PeerId, named, short, short_cell, stage_name
 from node.core.numbers import human, plural, several
-from node.web.samples import Sample
+from node.web.samples import TextSample
 from node.web.wishes import wishes
 from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import EpochLine, Event, Snapshot, WorkLine
@@ -66,7 +66,7 @@ class State:
     work: Sequence[WorkLine] = ()
     stage_bytes: Sequence[int] = ()
     news: Sequence[Event] = ()
-    samples: Sequence[Sample] = ()
+    samples: Sequence[TextSample] = ()
     prompt: str = ""
     sampling: str = ""
     chat: bool = False

@@ -15,7 +15,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from node.core.errors import WireError
-from node.wire.limits import FIELDS, LIMITS, SIZES, UNKNOWN, Limit
+from node.wire.limits import FIELDS, LIMITS, SIZES, UNKNOWN, FieldLimit
 
 M = TypeVar("M", bound=Message)
 Deserialiser = Callable[[bytes], Any] | None
@@ -51,7 +51,7 @@ class _Field:
     name: str
     wire: int
     slot: int
-    limit: Limit
+    limit: FieldLimit
     packable: bool
     inside: "Mapping[int, _Field] | None"
 
@@ -211,7 +211,7 @@ def _field(field: FieldDescriptor) -> _Field:
     oneof = field.containing_oneof
     slot = field.number if oneof is None else -2 - oneof.index
     # Entries of messages and texts repeat one by one; a message has its own bounds.
-    default = Limit() if field.message_type is None else Limit(nbytes=max(SIZES.values()))
+    default = FieldLimit() if field.message_type is None else FieldLimit(nbytes=max(SIZES.values()))
     limit = LIMITS.get(name, default)
     return _Field(name, wire, slot, limit, field.is_repeated and wire != _SIZED, inside)
 

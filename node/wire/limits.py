@@ -64,20 +64,20 @@ FIELDS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class FieldLimit:
     """Bounds of one field: ``entries`` if it repeats, ``nbytes`` of one entry that has a length."""
 
     entries: int = 1
     nbytes: int = TEXT
 
 
-_PLAN_NOTE = Limit(nbytes=PLAN + 64 * KIB)
-_PEERS = Limit(PEERS, NAME)
-_PARTS = Limit(PARTS, NAME)
-_TENSORS = Limit(PARTS, NAME + 128)
-_SHAPE = Limit(8)
-_PROOFS = Limit(PROOFS, 2 * KIB)
-_SKIPPED = Limit(STAGES)
+_PLAN_NOTE = FieldLimit(nbytes=PLAN + 64 * KIB)
+_PEERS = FieldLimit(PEERS, NAME)
+_PARTS = FieldLimit(PARTS, NAME)
+_TENSORS = FieldLimit(PARTS, NAME + 128)
+_SHAPE = FieldLimit(8)
+_PROOFS = FieldLimit(PROOFS, 2 * KIB)
+_SKIPPED = FieldLimit(STAGES)
 
 SIZES: Mapping[str, int] = {
     "v1.Ask": 16 * KIB,
@@ -123,111 +123,111 @@ SIZES: Mapping[str, int] = {
 }
 """Bytes of each message that a peer sends by itself, by its name without ``tutti.``."""
 
-LIMITS: Mapping[str, Limit] = {
+LIMITS: Mapping[str, FieldLimit] = {
     # Notes, by their kind. A heartbeat has some 90 bytes for each of 64 neighbours, and up to 8
     # KiB of the owner's change. A result has up to 40 bytes. A round names the new owners of parts,
     # 120 bytes each, and its dropped micro-batches, 3 bytes each. A commit has a statement of work
     # and sketches.
     "v1.Note.plan": _PLAN_NOTE,
-    "v1.Note.finished": Limit(nbytes=MIB),
-    "v1.Note.round": Limit(nbytes=2 * MIB),
-    "v1.Note.committed": Limit(nbytes=WORK + SKETCHES + 4 * KIB),
-    "v1.Note.incomplete": Limit(nbytes=2 * MIB),
-    "v1.Note.fault": Limit(nbytes=KIB),
-    "v1.Note.ready": Limit(nbytes=64 * KIB),
-    "v1.Note.dead": Limit(nbytes=MIB),
-    "v1.Note.move": Limit(nbytes=KIB),
-    "v1.Note.lead": Limit(nbytes=KIB),
-    "v1.Note.takeover": Limit(nbytes=MIB),
-    "v1.NoteReply.lost": Limit(16, NAME),
-    "v1.LackingNote.peers": Limit(64, NAME),
-    "v1.PlanNote.plan": Limit(nbytes=PLAN),
-    "v1.PlanNote.supporters": Limit(PEERS, NAME),
+    "v1.Note.finished": FieldLimit(nbytes=MIB),
+    "v1.Note.round": FieldLimit(nbytes=2 * MIB),
+    "v1.Note.committed": FieldLimit(nbytes=WORK + SKETCHES + 4 * KIB),
+    "v1.Note.incomplete": FieldLimit(nbytes=2 * MIB),
+    "v1.Note.fault": FieldLimit(nbytes=KIB),
+    "v1.Note.ready": FieldLimit(nbytes=64 * KIB),
+    "v1.Note.dead": FieldLimit(nbytes=MIB),
+    "v1.Note.move": FieldLimit(nbytes=KIB),
+    "v1.Note.lead": FieldLimit(nbytes=KIB),
+    "v1.Note.takeover": FieldLimit(nbytes=MIB),
+    "v1.NoteReply.lost": FieldLimit(16, NAME),
+    "v1.LackingNote.peers": FieldLimit(64, NAME),
+    "v1.PlanNote.plan": FieldLimit(nbytes=PLAN),
+    "v1.PlanNote.supporters": FieldLimit(PEERS, NAME),
     "v1.PlanNote.doubles": _PROOFS,
-    "v1.CommittedNote.work": Limit(nbytes=WORK),
-    "v1.CommittedNote.sketches": Limit(nbytes=SKETCHES),
-    "v1.SketchesNote.indices": Limit(SKETCHED),
-    "v1.SketchesNote.takers": Limit(SKETCHED),
-    "v1.SketchesNote.givers": Limit(SKETCHED),
-    "v1.SketchesNote.sketches": Limit(nbytes=SKETCHES),
-    "v1.WorkNote.indices": Limit(MOST_RESULTS),
-    "v1.WorkNote.sizes": Limit(MOST_RESULTS),
-    "v1.WorkNote.takers": Limit(MOST_RESULTS),
-    "v1.WorkNote.givers": Limit(MOST_RESULTS),
-    "v1.WorkReceipt.work": Limit(nbytes=WORK),
-    "v1.ReceiptsNote.receipts": Limit(PEERS, WORK + KIB),
-    "v1.EpochReceipts.plan": Limit(nbytes=PLAN),
-    "v1.EpochReceipts.dropped": Limit(MICRO_BATCHES),
-    "v1.EpochReceipts.receipts": Limit(PEERS, WORK + KIB),
+    "v1.CommittedNote.work": FieldLimit(nbytes=WORK),
+    "v1.CommittedNote.sketches": FieldLimit(nbytes=SKETCHES),
+    "v1.SketchesNote.indices": FieldLimit(SKETCHED),
+    "v1.SketchesNote.takers": FieldLimit(SKETCHED),
+    "v1.SketchesNote.givers": FieldLimit(SKETCHED),
+    "v1.SketchesNote.sketches": FieldLimit(nbytes=SKETCHES),
+    "v1.WorkNote.indices": FieldLimit(MOST_RESULTS),
+    "v1.WorkNote.sizes": FieldLimit(MOST_RESULTS),
+    "v1.WorkNote.takers": FieldLimit(MOST_RESULTS),
+    "v1.WorkNote.givers": FieldLimit(MOST_RESULTS),
+    "v1.WorkReceipt.work": FieldLimit(nbytes=WORK),
+    "v1.ReceiptsNote.receipts": FieldLimit(PEERS, WORK + KIB),
+    "v1.EpochReceipts.plan": FieldLimit(nbytes=PLAN),
+    "v1.EpochReceipts.dropped": FieldLimit(MICRO_BATCHES),
+    "v1.EpochReceipts.receipts": FieldLimit(PEERS, WORK + KIB),
     "v1.CertificateNote.voters": _PEERS,
-    "v1.CertificateNote.ballots": Limit(PEERS, NAME),
-    "v1.FinishedNote.results": Limit(MOST_RESULTS, 128),
+    "v1.CertificateNote.ballots": FieldLimit(PEERS, NAME),
+    "v1.FinishedNote.results": FieldLimit(MOST_RESULTS, 128),
     "v1.RoundNote.dead": _PEERS,
-    "v1.RoundNote.owners": Limit(PARTS, 2 * NAME),
+    "v1.RoundNote.owners": FieldLimit(PARTS, 2 * NAME),
     "v1.RoundNote.sources": _PEERS,
-    "v1.RoundNote.dropped": Limit(MICRO_BATCHES),
+    "v1.RoundNote.dropped": FieldLimit(MICRO_BATCHES),
     "v1.IncompleteNote.holds": _PARTS,
     "v1.IncompleteNote.failed": _PEERS,
     "v1.IncompleteNote.impossible": _PEERS,
-    "v1.ReadyNote.reachable": Limit(REACHABLE, NAME),
-    "v1.ReadyNote.seen": Limit(SEEN, NAME),
-    "v1.ReadyNote.change": Limit(nbytes=8 * KIB),
+    "v1.ReadyNote.reachable": FieldLimit(REACHABLE, NAME),
+    "v1.ReadyNote.seen": FieldLimit(SEEN, NAME),
+    "v1.ReadyNote.change": FieldLimit(nbytes=8 * KIB),
     "v1.ReadyNote.doubles": _PROOFS,
-    "v1.CostNote.ways": Limit(SEEN, NAME),
-    "v1.CostNote.rates": Limit(SEEN, NAME),
+    "v1.CostNote.ways": FieldLimit(SEEN, NAME),
+    "v1.CostNote.rates": FieldLimit(SEEN, NAME),
     "v1.DeadNote.dead": _PEERS,
     "v1.TakeoverNote.dead": _PEERS,
-    "v1.HistoryReply.plan": Limit(nbytes=PLAN),
-    "v1.HistoryReply.dropped": Limit(MICRO_BATCHES),
-    "v1.HistoryReply.past": Limit(PAST, NAME),
+    "v1.HistoryReply.plan": FieldLimit(nbytes=PLAN),
+    "v1.HistoryReply.dropped": FieldLimit(MICRO_BATCHES),
+    "v1.HistoryReply.past": FieldLimit(PAST, NAME),
     # Micro-batches. A journey names every hop; ends of documents are at most a micro-batch's
     # tokens, which the reader compares with the run's.
-    "v1.Frame.head": Limit(nbytes=MIB),
-    "v1.Frame.chunk": Limit(nbytes=MIB),
-    "v1.Frame.left": Limit(nbytes=64),
-    "v1.FrameHead.journey": Limit(STAGES + 1, NAME),
-    "v1.FrameHead.document_ends": Limit(MIB),
+    "v1.Frame.head": FieldLimit(nbytes=MIB),
+    "v1.Frame.chunk": FieldLimit(nbytes=MIB),
+    "v1.Frame.left": FieldLimit(nbytes=64),
+    "v1.FrameHead.journey": FieldLimit(STAGES + 1, NAME),
+    "v1.FrameHead.document_ends": FieldLimit(MIB),
     "v1.FetchInput.skipped": _SKIPPED,
-    "v1.CountedNote.indices": Limit(MICRO_BATCHES),
+    "v1.CountedNote.indices": FieldLimit(MICRO_BATCHES),
     # Rounds and state: one head for each part.
     "v1.TensorHead.shape": _SHAPE,
-    "averaging.v1.Contribution.head": Limit(nbytes=MIB),
-    "averaging.v1.Contribution.chunk": Limit(nbytes=2 * MIB),
+    "averaging.v1.Contribution.head": FieldLimit(nbytes=MIB),
+    "averaging.v1.Contribution.chunk": FieldLimit(nbytes=2 * MIB),
     "averaging.v1.ContributionHead.tensors": _TENSORS,
-    "averaging.v1.Fresh.head": Limit(nbytes=MIB),
-    "averaging.v1.Fresh.chunk": Limit(nbytes=2 * MIB),
+    "averaging.v1.Fresh.head": FieldLimit(nbytes=MIB),
+    "averaging.v1.Fresh.chunk": FieldLimit(nbytes=2 * MIB),
     "averaging.v1.FreshHead.tensors": _TENSORS,
-    "averaging.v1.FreshHead.made": Limit(PARTS, PEERS * 64),
+    "averaging.v1.FreshHead.made": FieldLimit(PARTS, PEERS * 64),
     "averaging.v1.Made.contributors": _PEERS,
     "v1.DescribeRequest.names": _PARTS,
-    "v1.StateManifest.tensors": Limit(PARTS, PLAN),
-    "v1.StateTensor.hashes": Limit(nbytes=PLAN),
-    "v1.StateChunk.data": Limit(nbytes=MIB),
-    "v1.StateList.parts": Limit(PARTS, NAME + 128),
+    "v1.StateManifest.tensors": FieldLimit(PARTS, PLAN),
+    "v1.StateTensor.hashes": FieldLimit(nbytes=PLAN),
+    "v1.StateChunk.data": FieldLimit(nbytes=MIB),
+    "v1.StateList.parts": FieldLimit(PARTS, NAME + 128),
     # Cells.
-    "v1.CellsNote.named": Limit(nbytes=CELLS * CELL_HOSTS_BYTES + 32 * KIB),
-    "v1.GroupNote.members": Limit(CELLS, CELL_HOSTS_BYTES + KIB),
-    "v1.AcceptanceNote.hosts": Limit(CELL_STAGES, CELL_HOSTS * (CELL_ADDRESSES + 1) * NAME),
-    "v1.StageHosts.peers": Limit(CELL_HOSTS, (CELL_ADDRESSES + 1) * NAME),
-    "v1.StageHost.maddrs": Limit(CELL_ADDRESSES, NAME),
+    "v1.CellsNote.named": FieldLimit(nbytes=CELLS * CELL_HOSTS_BYTES + 32 * KIB),
+    "v1.GroupNote.members": FieldLimit(CELLS, CELL_HOSTS_BYTES + KIB),
+    "v1.AcceptanceNote.hosts": FieldLimit(CELL_STAGES, CELL_HOSTS * (CELL_ADDRESSES + 1) * NAME),
+    "v1.StageHosts.peers": FieldLimit(CELL_HOSTS, (CELL_ADDRESSES + 1) * NAME),
+    "v1.StageHost.maddrs": FieldLimit(CELL_ADDRESSES, NAME),
     # Questions, handshakes and connections.
-    "v1.AskReach.ports": Limit(4),
-    "v1.ManifestAnswer.toml": Limit(nbytes=64 * KIB),
-    "v1.PeersAnswer.peers": Limit(4 * PEERS, 2 * KIB),
-    "v1.ReachAnswer.open": Limit(4),
-    "v1.Hello.addresses": Limit(8, NAME),
-    "v1.Hello.mapped": Limit(8, NAME),
-    "v1.PunchAsk.addresses": Limit(64, NAME),
-    "v1.PunchAnswer.addresses": Limit(64, NAME),
-    "v1.BypassAsk.addresses": Limit(4, NAME),
-    "v1.BypassAnswer.addresses": Limit(4, NAME),
+    "v1.AskReach.ports": FieldLimit(4),
+    "v1.ManifestAnswer.toml": FieldLimit(nbytes=64 * KIB),
+    "v1.PeersAnswer.peers": FieldLimit(4 * PEERS, 2 * KIB),
+    "v1.ReachAnswer.open": FieldLimit(4),
+    "v1.Hello.addresses": FieldLimit(8, NAME),
+    "v1.Hello.mapped": FieldLimit(8, NAME),
+    "v1.PunchAsk.addresses": FieldLimit(64, NAME),
+    "v1.PunchAnswer.addresses": FieldLimit(64, NAME),
+    "v1.BypassAsk.addresses": FieldLimit(4, NAME),
+    "v1.BypassAnswer.addresses": FieldLimit(4, NAME),
     # Forward-only work for peers without the ends.
-    "v1.GenerateRequest.prompt": Limit(nbytes=64 * KIB),
-    "v1.GenerateRequest.stop": Limit(STOPS, NAME),
-    "v1.GenerateRequest.messages": Limit(MESSAGES, 65 * KIB),
-    "v1.ChatMessage.role": Limit(nbytes=NAME),
-    "v1.ChatMessage.content": Limit(nbytes=64 * KIB),
-    "v1.Piece.text": Limit(nbytes=64 * KIB),
+    "v1.GenerateRequest.prompt": FieldLimit(nbytes=64 * KIB),
+    "v1.GenerateRequest.stop": FieldLimit(STOPS, NAME),
+    "v1.GenerateRequest.messages": FieldLimit(MESSAGES, 65 * KIB),
+    "v1.ChatMessage.role": FieldLimit(nbytes=NAME),
+    "v1.ChatMessage.content": FieldLimit(nbytes=64 * KIB),
+    "v1.Piece.text": FieldLimit(nbytes=64 * KIB),
     "v1.LeaveOut.stages": _SKIPPED,
     "v1.Missing.asked": _SKIPPED,
     "v1.Missing.dead": _SKIPPED,

@@ -29,7 +29,7 @@ PROGRAM = "cli"
 
 
 @dataclass(frozen=True)
-class Asked(forks.Asked):
+class Asked(forks.ForkOrder):
     """A process to fork. ``namespace``: its network namespace, "": the one of the process that
     forks it; ``program``: module with the ``main(words)`` to run."""
 

@@ -26,7 +26,8 @@ ME = "12D3KooWCannedCannedCannedCannedCannedCannedCankJ4m2a"
 
 
 class CannedWindow:
-    """A :class:`node.control.service.Window` with canned answers. Stop and drain set `stopped`."""
+    """A :class:`node.control.service.DaemonWindow` with canned answers. Stop and drain set
+    `stopped`."""
 
     def __init__(self, snapshot: Snapshot | None = None, peers: PeersAnswer | None = None) -> None:
         self.journal = Journal()

@@ -21,7 +21,7 @@ from node.app import change
 from node.averaging.exchange import parcel
 from node.averaging.strategies.outer import OuterSettings
 from node.checkpoint.archive.place import FILES
-from node.checkpoint.archive.place import Page as ArchivePage
+from node.checkpoint.archive.place import CopyRecord as ArchivePage
 from node.checkpoint.store import FileEntry
 from node.consensus.rules import Rules
 from node.coordinator import notes

@@ -17,7 +17,7 @@ from enum import Enum
 from node.availability.hours import DAY, Hours
 from node.core.ids import PeerId
 from node.sim.setup import LinkProfile
-from node.sim.world.network import Links
+from node.sim.world.network import SimLinks
 
 THERE_SHAPE, THERE_SCALE_H = 0.393, 2.964
 """Weibull distribution of the hours for which a host is there."""
@@ -159,7 +159,7 @@ def _within(
     return found
 
 
-class HomeLinks(Links):
+class HomeLinks(SimLinks):
     """Links between homes: the delay of their regions, and lines that all transfers of a home
     share, one after the other. ``homes`` may grow."""
 

@@ -14,11 +14,11 @@ from node.availability.machine import (
     By,
     Close,
     Open,
+    OwnerRules,
     Pause,
     PauseAsked,
     ResumeAsked,
     ReturnFailed,
-    Rules,
     RunPaused,
     RunResumed,
     Sampled,
@@ -32,7 +32,7 @@ IDLE_S = 600.0
 class Scene:
     """A machine, its clock, and the time of day."""
 
-    def __init__(self, rules: Rules, asked: Pause | None = None, minute: float = NOON) -> None:
+    def __init__(self, rules: OwnerRules, asked: Pause | None = None, minute: float = NOON) -> None:
         self.machine = Availability(rules, asked)
         self.now = 1000.0
         self.minute = minute
@@ -63,14 +63,14 @@ class Scene:
 
 
 def test_without_rules_nothing_ever_pauses():
-    scene = Scene(Rules())
+    scene = Scene(OwnerRules())
     for load in (0.0, 1.0):
         scene.sample(3600, input_s=0.0, gpu="game, pid 1", load=load)
     assert scene.actions == []
 
 
 def test_a_pause_with_a_duration_ends_by_itself():
-    scene = Scene(Rules())
+    scene = Scene(OwnerRules())
     assert scene.feed(PauseAsked(7200.0, "a film")) == [
         Close(Pause(By.OPERATOR, "a film", 1000.0 + 7200))
     ]
@@ -80,7 +80,7 @@ def test_a_pause_with_a_duration_ends_by_itself():
 
 
 def test_a_pause_without_a_duration_ends_with_a_resume():
-    scene = Scene(Rules())
+    scene = Scene(OwnerRules())
     scene.feed(PauseAsked(None))
     assert scene.sample(30 * 86400) is By.OPERATOR
     assert scene.feed(ResumeAsked()) == [Open()]
@@ -88,7 +88,7 @@ def test_a_pause_without_a_duration_ends_with_a_resume():
 
 
 def test_a_pause_can_be_made_shorter_and_longer():
-    scene = Scene(Rules())
+    scene = Scene(OwnerRules())
     scene.feed(PauseAsked(60.0))
     assert scene.feed(PauseAsked(90.0)) == [Close(Pause(By.OPERATOR, "", 1090.0))]
     assert scene.sample(80) is By.OPERATOR
@@ -97,7 +97,7 @@ def test_a_pause_can_be_made_shorter_and_longer():
 
 
 def test_a_pause_from_before_the_start_holds_until_its_end():
-    scene = Scene(Rules(), asked=Pause(By.OPERATOR, "", 1030.0))
+    scene = Scene(OwnerRules(), asked=Pause(By.OPERATOR, "", 1030.0))
     assert scene.by is By.OPERATOR
     assert scene.sample(29) is By.OPERATOR
     assert scene.sample(1) is None
@@ -126,7 +126,7 @@ def test_hours_that_are_none_are_refused(text):
 
 
 def test_the_machine_works_in_its_hours_only_and_says_when_it_goes_on():
-    scene = Scene(Rules(hours=Hours.parse("22-07")), minute=21 * 60.0)
+    scene = Scene(OwnerRules(hours=Hours.parse("22-07")), minute=21 * 60.0)
     assert scene.sample() is By.HOURS
     assert scene.machine.pause == Pause(By.HOURS, "22-07, until 22:00", 1000.0 + 3600)
     assert scene.sample(3599) is By.HOURS
@@ -138,7 +138,7 @@ def test_the_machine_works_in_its_hours_only_and_says_when_it_goes_on():
 
 
 def test_a_clock_that_is_set_moves_the_hours_and_not_a_pause():
-    scene = Scene(Rules(hours=Hours.parse("22-07")), minute=23 * 60.0)
+    scene = Scene(OwnerRules(hours=Hours.parse("22-07")), minute=23 * 60.0)
     assert scene.sample() is None
     scene.minute -= 2 * 60  # the end of summer time, or a wrong clock that is put right
     assert scene.sample() is By.HOURS
@@ -151,7 +151,7 @@ def test_a_clock_that_is_set_moves_the_hours_and_not_a_pause():
 
 
 def test_an_operators_pause_comes_before_the_hours_and_leaves_them():
-    scene = Scene(Rules(hours=Hours.parse("22-07")), minute=21 * 60.0)
+    scene = Scene(OwnerRules(hours=Hours.parse("22-07")), minute=21 * 60.0)
     scene.sample()
     assert scene.feed(PauseAsked(60.0)) == [Close(Pause(By.OPERATOR, "", 1060.0))]
     assert scene.sample(60) is By.HOURS
@@ -159,7 +159,7 @@ def test_an_operators_pause_comes_before_the_hours_and_leaves_them():
 
 
 def test_a_resume_sets_the_hours_aside_until_they_have_been_open():
-    scene = Scene(Rules(hours=Hours.parse("22-07")), minute=21 * 60.0)
+    scene = Scene(OwnerRules(hours=Hours.parse("22-07")), minute=21 * 60.0)
     scene.sample()
     assert scene.feed(ResumeAsked()) == [Open()]
     assert scene.sample(1800) is None
@@ -168,7 +168,7 @@ def test_a_resume_sets_the_hours_aside_until_they_have_been_open():
 
 
 def test_a_key_pauses_at_once_and_idleness_is_waited_for():
-    scene = Scene(Rules(idle_s=IDLE_S))
+    scene = Scene(OwnerRules(idle_s=IDLE_S))
     assert scene.sample(input_s=IDLE_S - 1) is By.INPUT
     assert scene.sample(1, input_s=IDLE_S) is None
     assert scene.sample(1, input_s=0.0) is By.INPUT
@@ -179,19 +179,19 @@ def test_a_key_pauses_at_once_and_idleness_is_waited_for():
 
 
 def test_a_machine_that_tells_nothing_counts_as_idle():
-    scene = Scene(Rules(idle_s=IDLE_S))
+    scene = Scene(OwnerRules(idle_s=IDLE_S))
     assert scene.sample(input_s=None) is None
 
 
 def test_another_program_on_the_gpu_pauses_an_idle_machine():
-    scene = Scene(Rules(idle_s=IDLE_S))
+    scene = Scene(OwnerRules(idle_s=IDLE_S))
     assert scene.sample(gpu="blender, pid 42") is By.GPU
     assert scene.machine.pause == Pause(By.GPU, "blender, pid 42")
     assert scene.until(None, 2 * IDLE_S) == IDLE_S
 
 
 def test_a_resume_in_use_holds_until_the_machine_was_idle_once():
-    scene = Scene(Rules(idle_s=IDLE_S))
+    scene = Scene(OwnerRules(idle_s=IDLE_S))
     scene.sample(input_s=0.0)
     scene.feed(ResumeAsked())
     assert scene.sample(60, input_s=0.0) is None
@@ -201,7 +201,7 @@ def test_a_resume_in_use_holds_until_the_machine_was_idle_once():
 
 @pytest.fixture
 def limited() -> Callable[..., Scene]:
-    return lambda: Scene(Rules(max_load=0.5))
+    return lambda: Scene(OwnerRules(max_load=0.5))
 
 
 def test_a_short_load_is_no_reason(limited):
@@ -232,13 +232,13 @@ def test_a_load_around_the_limit_does_not_flap(limited):
 
 
 def test_an_idle_machine_is_one_without_load_too():
-    scene = Scene(Rules(idle_s=IDLE_S))
+    scene = Scene(OwnerRules(idle_s=IDLE_S))
     assert scene.until(By.LOAD, 60, load=0.3) == pytest.approx(LOAD_FOR_S, abs=1)
     assert scene.until(None, 2 * IDLE_S, load=0.0) == pytest.approx(IDLE_S, abs=1)
 
 
 def test_memory_that_others_have_is_asked_for_again():
-    scene = Scene(Rules())
+    scene = Scene(OwnerRules())
     assert scene.feed(ReturnFailed("no room")) == [
         Close(Pause(By.MEMORY, "no room", 1000.0 + RETRY_S))
     ]
@@ -250,7 +250,7 @@ def test_memory_that_others_have_is_asked_for_again():
 
 def test_the_same_events_give_the_same_actions():
     def played() -> list[Close | Open]:
-        scene = Scene(Rules(IDLE_S, Hours.parse("22-07"), 0.4), minute=20 * 60.0)
+        scene = Scene(OwnerRules(IDLE_S, Hours.parse("22-07"), 0.4), minute=20 * 60.0)
         for step in range(2000):
             if step == 300:
                 scene.feed(PauseAsked(900.0))
@@ -265,7 +265,7 @@ def test_the_same_events_give_the_same_actions():
 
 
 def test_the_owners_pause_and_the_operators_must_both_end():
-    scene = Scene(Rules())
+    scene = Scene(OwnerRules())
     scene.feed(RunPaused(1_800_000_000.0, "moving disks"))
     assert scene.by is By.RUN
     assert scene.feed(RunPaused(1_800_000_000.0, "moving disks")) == []
@@ -283,7 +283,7 @@ def test_the_owners_pause_and_the_operators_must_both_end():
 
 
 def test_a_pause_of_the_operator_that_runs_out_leaves_the_owners():
-    scene = Scene(Rules())
+    scene = Scene(OwnerRules())
     scene.feed(PauseAsked(60.0))
     scene.feed(RunPaused(1_800_000_000.0))
     assert scene.sample(59.0) is By.OPERATOR

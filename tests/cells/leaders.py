@@ -20,14 +20,14 @@ from node.dht.topics import outer_topic
 from node.identity.faults import FaultBook
 from node.outer import notes
 from node.outer.board import WindowBoard
-from node.outer.forming import Group, GroupFinder
+from node.outer.forming import CellGroup, GroupFinder
 from node.outer.notes import Acceptance, Accepting
 from node.outer.postings import CellFacts, pack_posting
 from node.sim.process import SimClock, SimSigner
 from node.sim.setup import LinkProfile
 from node.sim.world.directory import SimDht, SimDirectory
 from node.sim.world.loop import ProcessLoop, VirtualTime
-from node.sim.world.network import Links, SimNet, SimTransport
+from node.sim.world.network import SimLinks, SimNet, SimTransport
 from node.telemetry.events import Event, Journal
 from protos import cells_pb2 as pb
 from protos import cells_pb2_grpc as rpc
@@ -70,7 +70,7 @@ class World:
     def __post_init__(self) -> None:
         self.time = VirtualTime(self.seed)
         self.dice = random.Random(self.seed)
-        links = Links(self.dice, LinkProfile(0.05, 0.05))
+        links = SimLinks(self.dice, LinkProfile(0.05, 0.05))
         self.net = SimNet(self.time, links)
         self.dht = SimDht(links, DirectorySettings(), 0.0, lambda: WALL + self.time.now)
 
@@ -189,7 +189,7 @@ class Leader(Peer):
         keys: Sequence[str] = (KEY,),
         start: float = START,
         lead_s: float = 10.0,
-    ) -> asyncio.Future[Group | None]:
+    ) -> asyncio.Future[CellGroup | None]:
         """Look for a group, from ``lead_s`` seconds before the window's start on."""
         return self.do(
             self.finder.find(self.facts, window, keys, most, WALL + start), start - lead_s

@@ -32,7 +32,7 @@ from node.sim.process import SimClock
 from node.sim.setup import LinkProfile
 from node.sim.world.directory import SimDht, SimDirectory
 from node.sim.world.loop import ProcessLoop, VirtualTime, quiet
-from node.sim.world.network import Links
+from node.sim.world.network import SimLinks
 from testbed.fakes.memory_directory import SEAL
 from testbed.planning.meetings import cell_id, standings
 
@@ -53,7 +53,7 @@ class World:
 
     def __post_init__(self) -> None:
         self.clock = SimClock(self.time)
-        links = Links(self.time.rng, LinkProfile())
+        links = SimLinks(self.time.rng, LinkProfile())
         self.dht = SimDht(links, DirectorySettings(), 1.0, self.clock.now)
 
     def directory(self, name: str) -> SimDirectory:

@@ -15,7 +15,7 @@ from node.core.ids import CellId, PeerId
 from node.core.journey import Host, Partner
 from node.dht.topics import outer_topic
 from node.outer import notes
-from node.outer.forming import BARRED_WINDOWS, Group, GroupFinder
+from node.outer.forming import BARRED_WINDOWS, CellGroup, GroupFinder
 from node.outer.notes import Acceptance, Accepting
 from node.sim.process import SimSigner
 from protos import cells_pb2 as pb
@@ -36,7 +36,7 @@ from tests.cells.leaders import (
 )
 
 
-def agree(leaders: Collection[Leader], found: Mapping[CellId, Group | None], most: int) -> None:
+def agree(leaders: Collection[Leader], found: Mapping[CellId, CellGroup | None], most: int) -> None:
     """Assert that all members of a group have the same group, with the facts that each stated."""
     by_cell = {leader.cell: leader for leader in leaders}
     for cell, group in found.items():
@@ -49,7 +49,7 @@ def agree(leaders: Collection[Leader], found: Mapping[CellId, Group | None], mos
             assert partner == Partner(other, by_cell[other].me, by_cell[other].facts.hosts)
 
 
-def all_look(leaders: list[Leader], **more: Any) -> dict[CellId, Group | None]:
+def all_look(leaders: list[Leader], **more: Any) -> dict[CellId, CellGroup | None]:
     asked = {leader.cell: leader.looks(**more) for leader in leaders}
     leaders[0].world.run(more.get("start", START) + 200.0)
     assert not [e for leader in leaders for e in leader.errors]

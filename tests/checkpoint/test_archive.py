@@ -19,11 +19,11 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from node.checkpoint.archive import aside
 from node.checkpoint.archive.address import Address, masked
-from node.checkpoint.archive.aside import Aside, Work
+from node.checkpoint.archive.aside import Aside, ThreadWork
 from node.checkpoint.archive.guarded import LocalFiles
 from node.checkpoint.archive.keeper import ArchiveKeeper, ArchivePorts
 from node.checkpoint.archive.machine import OnDisk
-from node.checkpoint.archive.place import BEGUN, FILES, WHOLE, Archive, Page, Whole
+from node.checkpoint.archive.place import BEGUN, FILES, WHOLE, Archive, CopyRecord, Whole
 from node.checkpoint.archive.restore import restore as restore_of
 from node.checkpoint.files import Interrupted
 from node.checkpoint.settings import CheckpointSettings
@@ -705,15 +705,15 @@ def test_pages_of_older_software_count_by_their_epochs(
 ) -> None:
     there = str(tmp_path / "there")
 
-    def older(page: Page) -> bytes:
+    def older(page: CopyRecord) -> bytes:
         body = json.loads(encode(page))["archive"]
         del body["lineage"], body["number"]
         canonical = json.dumps(body, sort_keys=True, separators=(",", ":"))
         sha = hashlib.sha256(canonical.encode()).hexdigest()
         return json.dumps({"archive": body, "sha256": sha}).encode()
 
-    encode = Page.encode
-    monkeypatch.setattr(Page, "encode", older)
+    encode = CopyRecord.encode
+    monkeypatch.setattr(CopyRecord, "encode", older)
     for epoch in (3, 4):
         archive_at(there).save(store, STAGE, epoch, keep=9)
     monkeypatch.undo()
@@ -733,7 +733,7 @@ def test_copies_that_no_peer_of_the_run_can_have_made_are_named_and_left_out(
     copied(lies, tmp_path / "d", NEW, 40)
     [whole] = [w for w in lies.copies(STAGE) if w.peer == "d"]
     fs, _ = archive.address.open()
-    page = Page(RUN, "d", STAGE, 40, whole.files, OLD, whole.number)
+    page = CopyRecord(RUN, "d", STAGE, 40, whole.files, OLD, whole.number)
     fs.pipe_file(f"{whole.directory}/{WHOLE}", page.encode())
     fresh = written(tmp_path / "fresh")
     journal = Journal([])
@@ -792,7 +792,7 @@ def test_a_copy_that_says_it_is_larger_than_the_disk_stops_no_other(
     page = Path(whole.directory) / WHOLE
     files = {name: FileEntry(1 << 60, entry.sha256) for name, entry in whole.files.items()}
     files["manifest.json"] = whole.files["manifest.json"]
-    page.write_bytes(Page(RUN, "liar", STAGE, 4, files, whole.lineage).encode())
+    page.write_bytes(CopyRecord(RUN, "liar", STAGE, 4, files, whole.lineage).encode())
     fresh = written(tmp_path / "fresh")
     assert restore(archive_at(there), fresh, STAGE, tmp_path / "s", Journal([])) == [3]
     shutil.rmtree(own(Path(there), 3))
@@ -1107,7 +1107,7 @@ def _files_named(name: str, root: str) -> list[Path]:
 async def test_an_error_of_the_work_is_raised_and_a_late_one_is_not() -> None:
     side = Aside(SystemClock())
 
-    def fails(work: Work) -> int:
+    def fails(work: ThreadWork) -> int:
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):

@@ -6,10 +6,10 @@ from node.checkpoint.archive.machine import (
     RETRY_MOST_S,
     RETRY_S,
     ArchiveSchedule,
+    AttemptFailed,
     Copied,
     Copy,
     Every,
-    Failed,
     OnDisk,
 )
 from node.core.errors import UsageFault
@@ -97,7 +97,7 @@ def test_attempts_become_rare_and_a_success_forgets_that() -> None:
     pauses: list[float] = []
     for _ in range(12):
         assert schedule.handle(on_disk(5), now) == [Copy(5)]
-        schedule.handle(Failed("the place is full"), now)
+        schedule.handle(AttemptFailed("the place is full"), now)
         pauses.append(schedule.again_s(now))
         assert schedule.handle(on_disk(5), now + pauses[-1] - 1.0) == []
         now += pauses[-1]
@@ -108,7 +108,7 @@ def test_attempts_become_rare_and_a_success_forgets_that() -> None:
     schedule.handle(copied_at(5), now)
     assert schedule.trouble(now) == ""
     assert schedule.handle(on_disk(6), now) == [Copy(6)]
-    schedule.handle(Failed("again"), now)
+    schedule.handle(AttemptFailed("again"), now)
     assert schedule.again_s(now) == RETRY_S
 
 

@@ -310,7 +310,7 @@ def test_a_file_with_a_secret_left_in_it_is_dropped(ours, seeded, monkeypatch):
 
 
 def test_an_archive_that_cannot_be_finished_leaves_nothing(tmp_path):
-    report = bugreport.BugReport([bugreport.Entry("x", "x", source=tmp_path / "gone")])
+    report = bugreport.BugReport([bugreport.ArchiveFile("x", "x", source=tmp_path / "gone")])
     with pytest.raises(LocalFault, match=r"report.tar.gz: No such file"):
         bugreport.write(report, tmp_path / "report.tar.gz")
     assert list(tmp_path.iterdir()) == []

@@ -11,7 +11,7 @@ import pytest
 import cli
 from node.commands.line import launching, shared
 from node.config import NodeConfig
-from node.control.diagnose import Unreachable, failed
+from node.control.diagnose import NobodyAnswers, failed
 from node.core.errors import ExitCode, Refused
 from node.core.ids import RunId
 from node.core.version import VERSION
@@ -312,7 +312,7 @@ def test_doctor_net_exits_with_the_code_of_the_cause(tutti, network):
 
 
 def test_an_unreachable_swarm_is_reported_with_every_address(tutti, monkeypatch, waits):
-    monkeypatch.setattr("node.app.joining.observe", Mock(side_effect=Unreachable([CLOSED])))
+    monkeypatch.setattr("node.app.joining.observe", Mock(side_effect=NobodyAnswers([CLOSED])))
     invite = Invite(RunId("ab" * 32), PEER, (PLACE,)).encode()
     refused(tutti("join", invite, "--yes", "--no-start"), 21, f"  {PLACE}: connection refused")
     shown = tutti("peers", "--join", invite, "--json")

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from node.app import daemon
 from node.app.joining import PeerBusy, ask_peers, check, choose, examined, invite_text, look
 from node.config import NodeConfig
-from node.control.diagnose import Diagnosis, Unreachable, failed, identity_in_use, silent
+from node.control.diagnose import Diagnosis, NobodyAnswers, failed, identity_in_use, silent
 from node.control.retries import ACCEPTED_S, GONE_S, SAY_S, SILENT_S, Busy
 from node.core import interrupts
 from node.core.errors import ExitCode, NetworkFault, PeerFault, Refused, UsageFault
@@ -276,7 +276,7 @@ def busy(place, again_s=6.0):
 
 
 def unanswered(layer, seconds=7.5):
-    return Unreachable([silent(PLACE, seconds, layer)])
+    return NobodyAnswers([silent(PLACE, seconds, layer)])
 
 
 def test_a_joiner_waits_in_the_queue_and_is_told_of_it(ours, monkeypatch, waits, capsys):
@@ -330,7 +330,7 @@ def test_joining_ends_only_where_nobody_answers_anybody(ours, monkeypatch, waits
             look(ours, INVITE)
         return caught.value, waits.now
 
-    wrong_port = Unreachable(
+    wrong_port = NobodyAnswers(
         [failed(PLACE, "proof", ExitCode.OTHER_SERVICE, "a web server answers there")]
     )
     fault, seconds = ends(wrong_port)

@@ -9,7 +9,7 @@ import pytest
 from node.app.demo import picture, play
 from node.app.demo.daemons import DemoOptions, DemoSwarm
 from node.app.demo.page import DemoPage
-from node.app.demo.picture import Lines, Scene, drawing
+from node.app.demo.picture import PlainProgress, Scene, drawing
 from node.app.demo.play import Demo, DemoOutcome, shares
 from node.app.demo.writing import Written
 from node.app.launch import Child
@@ -76,7 +76,7 @@ def test_the_picture_shows_each_daemon_before_the_first_plan(capsys) -> None:
     text = rendered(Scene([], "3 s", starting=starting))
     assert "ends-0" in text
     assert "looks for the swarm" in text
-    lines = Lines(10)
+    lines = PlainProgress(10)
     for _ in range(2):
         lines(Scene([], "3 s", starting=starting))
     said = capsys.readouterr().err.splitlines()
@@ -89,7 +89,7 @@ def test_the_picture_keeps_the_first_text_and_the_newest(capsys) -> None:
     assert [n for n in range(1, 7) if f"text {n}" in text] == [1, 5, 6]
     assert "\x1b" not in text
     assert "http://127.0.0.1:1/" in text
-    lines = Lines(10)
+    lines = PlainProgress(10)
     lines(Scene([], "", written=texts[:1]))
     lines(Scene([], "", written=texts[:2]))
     assert len(capsys.readouterr().err.splitlines()) == 2

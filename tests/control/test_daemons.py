@@ -42,7 +42,7 @@ def test_the_children_of_a_home_are_looked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(
         daemons,
         "_asked",
-        lambda path, home: asked.append(path) or daemons.Found(str(home), 0, daemons.STOPPED),
+        lambda path, home: asked.append(path) or daemons.FoundDaemon(str(home), 0, daemons.STOPPED),
     )
     found = daemons.found([tmp_path, tmp_path / "elsewhere"])
     assert sorted(asked) == sorted(

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from node.app import assembly
 from node.app.export import exporter as export
-from node.app.export.exporter import Exporter, News, Progress
+from node.app.export.exporter import Exporter, ExportProgress, News
 from node.app.export.merging import drawn_base
 from node.app.run_files import RunFiles
 from node.checkpoint import donors, pins
@@ -859,7 +859,7 @@ async def test_progress_counts_stages_and_bytes(make, monkeypatch) -> None:
 
 
 def test_the_rate_is_that_of_the_last_seconds() -> None:
-    progress = Progress(total=1000)
+    progress = ExportProgress(total=1000)
     assert progress.figures(0.0)["bytes_per_s"] == 0
     for second in range(1, 21):
         progress.received[1] = 100 * min(second, 10)

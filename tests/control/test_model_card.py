@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from node.app.export.model_card import Result, Source, model_card, source_in
+from node.app.export.model_card import Result, StartingModel, model_card, source_in
 from node.core.journey import Losses, Version
 from node.manifest import Manifest, amended
 
@@ -15,10 +15,12 @@ RESULT = Result(Version(120, "ab" * 16), 41_200_000, 1.5, 1.75)
 FINEWEB = {"data.source": "hf:HuggingFaceFW/fineweb-edu@0123abc:sample-10BT:train"}
 
 
-def card(changes: dict[str, Any] | None = None, source: Source | None = None, **more: Any) -> str:
+def card(
+    changes: dict[str, Any] | None = None, source: StartingModel | None = None, **more: Any
+) -> str:
     manifest = amended(Manifest.default_demo(), changes or {})
     result = replace(RESULT, **more)
-    return model_card(manifest, result, source or Source(), tokenizer=True)
+    return model_card(manifest, result, source or StartingModel(), tokenizer=True)
 
 
 def head(text: str) -> dict[str, Any]:
@@ -34,7 +36,7 @@ def test_the_head_is_what_the_hub_reads() -> None:
         "datasets": ["HuggingFaceFW/fineweb-edu"],
         "tags": ["tutti", "decentralized-training"],
     }
-    source = Source("Qwen/Qwen3-0.6B", (("license", "apache-2.0"),))
+    source = StartingModel("Qwen/Qwen3-0.6B", (("license", "apache-2.0"),))
     found = head(card({"model.adapter": 4}, source))
     assert found["base_model"] == "Qwen/Qwen3-0.6B"
     assert found["base_model_relation"] == "adapter"
@@ -47,7 +49,7 @@ def test_the_head_is_what_the_hub_reads() -> None:
 def test_the_license_is_left_to_the_owner_unless_the_source_states_one() -> None:
     assert "license" not in head(card())
     assert "# license: name the one you publish this model under" in card()
-    assert "# license" not in card({}, Source("", (("license", "mit"),)))
+    assert "# license" not in card({}, StartingModel("", (("license", "mit"),)))
 
 
 def test_the_body_names_run_version_tokens_losses_and_data() -> None:
@@ -102,14 +104,14 @@ def test_adapters_say_what_they_are_loaded_on() -> None:
     assert "peft.PeftModel.from_pretrained(base" in text
     assert "DIRECTORY OF THE MODEL THAT THE RUN BEGAN FROM" in text
     assert 'from_pretrained("Qwen/Qwen3-0.6B")' in card(
-        {"model.adapter": 4}, Source("Qwen/Qwen3-0.6B")
+        {"model.adapter": 4}, StartingModel("Qwen/Qwen3-0.6B")
     )
 
 
 def test_weights_are_named_by_their_digests() -> None:
     stages = Manifest.default_demo().pipeline.stages
     named = [f"blake3:{stage:064x}" for stage in range(stages + 1)]
-    text = card({"model.weights": named}, Source("org/model"))
+    text = card({"model.weights": named}, StartingModel("org/model"))
     assert "| Began from | `org/model`, weights with the BLAKE3 digests `" in text
     assert f"`{stages:064x}`" in text
 
@@ -117,14 +119,14 @@ def test_weights_are_named_by_their_digests() -> None:
 def test_the_name_of_a_model_in_the_hubs_cache_is_known(tmp_path: Path) -> None:
     there = tmp_path / "models--Qwen--Qwen3-0.6B" / "snapshots" / "0123abc"
     there.mkdir(parents=True)
-    assert source_in(str(there)) == Source("Qwen/Qwen3-0.6B")
-    assert source_in(str(there.parent)) == Source()
-    assert source_in(str(tmp_path)) == Source()
-    assert source_in(str(tmp_path / "missing")) == Source()
-    assert source_in("") == Source()
+    assert source_in(str(there)) == StartingModel("Qwen/Qwen3-0.6B")
+    assert source_in(str(there.parent)) == StartingModel()
+    assert source_in(str(tmp_path)) == StartingModel()
+    assert source_in(str(tmp_path / "missing")) == StartingModel()
+    assert source_in("") == StartingModel()
     other = tmp_path / "models--a--b--c" / "snapshots" / "x"
     other.mkdir(parents=True)
-    assert source_in(str(other)) == Source()
+    assert source_in(str(other)) == StartingModel()
 
 
 @pytest.mark.parametrize(
@@ -153,4 +155,4 @@ def test_a_license_is_what_the_head_of_the_source_states(
 
 def test_a_card_that_is_no_text_states_nothing(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_bytes(b"---\nlicense: \xff\n---\n")
-    assert source_in(str(tmp_path)) == Source()
+    assert source_in(str(tmp_path)) == StartingModel()

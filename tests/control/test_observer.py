@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from node.control.diagnose import Unreachable, verdict
+from node.control.diagnose import NobodyAnswers, verdict
 from node.control.doctor import examine
 from node.control.retries import Nobody, Outcome, Unanswered
 from node.core.errors import ExitCode, NetworkFault, UsageFault
@@ -207,7 +207,7 @@ def test_a_sign_of_life_is_told_from_nobody(
     observed_node: str, mute: str, closed: str, in_time: None
 ) -> None:
     def outcome(address: str, nonce: bytes = b"") -> Outcome:
-        with pytest.raises(Unreachable) as caught:
+        with pytest.raises(NobodyAnswers) as caught:
             ask(address, ping(nonce), timeout=6)
         return caught.value.outcome
 
@@ -309,7 +309,7 @@ def test_quic_is_left_alone_where_libp2p_speaks_at_the_tcp_address(
     """A peer that is slow to answer over TCP is not asked over QUIC as well."""
     monkeypatch.setattr(observer, "QUIC_AFTER_S", 4.0)
     places = [observed_places["4/tcp"], observed_places["4/udp"]]
-    with pytest.raises(Unreachable) as failure:
+    with pytest.raises(NobodyAnswers) as failure:
         ask_first(places, ping(b"silence"), timeout=6)
     over_tcp, over_quic = failure.value.findings
     assert over_tcp.alive

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.credit.account import NOBODY, Account, Gap, Ground, settle
+from node.coordinator.credit.account import NOBODY, CreditGround, EpochAccount, Gap, settle
 from node.coordinator.credit.record import EpochRecord
 from node.coordinator.credit.statement import Statement
 from node.core.ids import ENDS, PeerId
@@ -20,7 +20,7 @@ def statements(record: EpochRecord) -> dict[PeerId, Statement]:
     return {s.peer: Statement.parse(s.said) for s in record.signed}
 
 
-def account(record: EpochRecord, said: dict[PeerId, Statement] | None = None) -> Account:
+def account(record: EpochRecord, said: dict[PeerId, Statement] | None = None) -> EpochAccount:
     if said is None:
         said = statements(record)
     made = settle(record.plan, record.made, record.dropped, record.tokens, said)
@@ -185,8 +185,8 @@ def test_work_that_its_worker_claims_is_not_given_to_another_by_its_neighbours()
     assert (2, idle) not in a.receipts
     assert (2, worker) not in a.receipts
     assert {(r.ground, r.peer) for r in a.refused} == {
-        (Ground.DOUBLE, idle),
-        (Ground.DOUBLE, worker),
+        (CreditGround.DOUBLE, idle),
+        (CreditGround.DOUBLE, worker),
     }
 
 
@@ -206,7 +206,7 @@ def test_claims_of_many_micro_batches_are_refused_once() -> None:
     a = account(record, said)
     refused = {(r.ground, r.peer): r.text for r in a.refused}
     assert len(a.refused) == len(refused) == 2
-    assert "and 3 others" in refused[Ground.DOUBLE, thief]
+    assert "and 3 others" in refused[CreditGround.DOUBLE, thief]
 
 
 def test_a_replacement_gets_the_receipt_for_work_that_nobody_else_claims() -> None:
@@ -229,20 +229,20 @@ def test_a_peer_that_claims_planned_work_of_another_does_not_block_it() -> None:
 
 
 Lie = Callable[[Statement, EpochRecord], Statement]
-LIES: dict[str, tuple[Lie, Ground]] = {
+LIES: dict[str, tuple[Lie, CreditGround]] = {
     "a peer of its own stage as its neighbour": (
         lambda s, r: changed(s, takers=[m.stage for m in r.plan.members].index(1)),
-        Ground.STOLEN,
+        CreditGround.STOLEN,
     ),
-    "a member that there is not": (lambda s, r: changed(s, takers=999), Ground.STOLEN),
-    "a micro-batch that there is not": (lambda s, r: changed(s, indices=5), Ground.STOLEN),
+    "a member that there is not": (lambda s, r: changed(s, takers=999), CreditGround.STOLEN),
+    "a micro-batch that there is not": (lambda s, r: changed(s, indices=5), CreditGround.STOLEN),
     "another version": (
         lambda s, r: replace(s, made=replace(s.made, lineage="0" * 32)),
-        Ground.ELSEWHERE,
+        CreditGround.ELSEWHERE,
     ),
-    "another cell": (lambda s, r: replace(s, cell="0" * 16), Ground.ELSEWHERE),
-    "more tokens of the micro-batch": (lambda s, r: changed(s, sizes=99), Ground.SIZE),
-    "more tokens of the epoch": (lambda s, r: replace(s, tokens=99), Ground.SUM),
+    "another cell": (lambda s, r: replace(s, cell="0" * 16), CreditGround.ELSEWHERE),
+    "more tokens of the micro-batch": (lambda s, r: changed(s, sizes=99), CreditGround.SIZE),
+    "more tokens of the epoch": (lambda s, r: replace(s, tokens=99), CreditGround.SUM),
 }
 
 
@@ -264,7 +264,7 @@ def test_a_peer_outside_of_the_plan_confirms_nothing() -> None:
     record = SigningSwarm().epoch()
     said = statements(record)
     a = account(record, {**said, PeerId("stranger"): next(iter(said.values()))})
-    assert [(r.ground, r.peer) for r in a.refused] == [(Ground.STRANGER, "stranger")]
+    assert [(r.ground, r.peer) for r in a.refused] == [(CreditGround.STRANGER, "stranger")]
     assert not a.unsigned
 
 
@@ -289,7 +289,7 @@ def test_a_liar_about_sizes_costs_its_own_statement_and_is_named_alone(
     said = statements(record)
     honest = account(record, {p: s for p, s in said.items() if p != liar})
     a = account(record, said | {liar: sized(said[liar], tokens)})
-    assert [(r.ground, r.peer) for r in a.refused] == [(Ground.SIZE, liar)]
+    assert [(r.ground, r.peer) for r in a.refused] == [(CreditGround.SIZE, liar)]
     assert a.receipts == honest.receipts
     assert a.silent() == [liar]
 
@@ -331,7 +331,7 @@ def test_two_that_agree_on_a_wrong_size_do_not_get_a_lone_signer_named() -> None
     said |= {p: sized(said[p], TOKENS + 6, wrong.index) for p in liars}
     said[alone.hops[0].peer] = without(said[alone.hops[0].peer], alone.index)
     a = account(record, said)
-    assert [(r.ground, r.peer) for r in a.refused] == [(Ground.SUM, NOBODY)]
+    assert [(r.ground, r.peer) for r in a.refused] == [(CreditGround.SUM, NOBODY)]
 
 
 def test_where_nobody_can_tell_the_liar_the_micro_batch_alone_is_unsigned() -> None:
@@ -358,7 +358,7 @@ def test_a_lie_that_nobody_else_saw_costs_the_micro_batch() -> None:
     said[worker] = without(said[worker], seen.index)
     said[liar] = sized(said[liar], 99, seen.index)
     a = account(record, said)
-    assert [(r.ground, r.peer) for r in a.refused] == [(Ground.SUM, NOBODY)]
+    assert [(r.ground, r.peer) for r in a.refused] == [(CreditGround.SUM, NOBODY)]
     assert sum(a.receipts.values()) > 0
 
 
@@ -366,7 +366,7 @@ def test_a_sum_that_nothing_explains_leaves_the_epoch_unsigned_and_names_nobody(
     record = SigningSwarm().epoch()
     said = {p: replace(s, tokens=record.tokens + 1) for p, s in statements(record).items()}
     a = account(replace(record, tokens=record.tokens + 1), said)
-    assert {(r.ground, r.peer) for r in a.refused} == {(Ground.SUM, NOBODY)}
+    assert {(r.ground, r.peer) for r in a.refused} == {(CreditGround.SUM, NOBODY)}
     assert not a.receipts
     assert not a.silent()
     assert sum(a.unsigned.values()) == (record.tokens + 1) * len(a.stages)

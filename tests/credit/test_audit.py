@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.credit.account import NOBODY, Ground
+from node.coordinator.credit.account import NOBODY, CreditGround
 from node.coordinator.credit.audit import RunAudit, audit
 from node.coordinator.credit.record import EpochRecord
 from node.coordinator.credit.statement import Signed, Statement
@@ -34,7 +34,7 @@ def audited_files(*files: Iterable[EpochRecord]) -> RunAudit:
     return found
 
 
-def grounds(run: RunAudit) -> set[tuple[Ground, str]]:
+def grounds(run: RunAudit) -> set[tuple[CreditGround, str]]:
     return {(r.ground, r.peer) for r in run.refused}
 
 
@@ -90,7 +90,7 @@ def test_epochs_without_a_majority_do_not_count() -> None:
     run = audited([records[0], replace(last, certificate=few)])
     assert len(run.accounts) == 1
     assert run.open == {1: last.tokens}
-    assert grounds(run) == {(Ground.UNCERTIFIED, last.plan.leader)}
+    assert grounds(run) == {(CreditGround.UNCERTIFIED, last.plan.leader)}
 
 
 def test_votes_of_others_than_the_voters_of_the_plan_prove_nothing() -> None:
@@ -111,7 +111,7 @@ def test_a_forged_statement_is_refused_whether_or_not_the_signers_own_is_there()
     forged = Signed(victim.peer, middle.signed[1].said, victim.signature)
     for signed in ((forged, *middle.signed[1:]), (forged, *middle.signed)):
         run = audited([records[0], replace(middle, signed=signed), records[2]])
-        assert grounds(run) == {(Ground.FORGED, NOBODY)}, "anybody can have written it"
+        assert grounds(run) == {(CreditGround.FORGED, NOBODY)}, "anybody can have written it"
         alone = sum(run.unsigned().values())
         assert (alone == 0) == (victim in signed)
 
@@ -122,10 +122,10 @@ def test_a_statement_of_another_peer_or_epoch_or_run_is_no_receipt() -> None:
     thief = swarm.peers[0]
     stolen = replace(records[0].signed[-1], peer=thief)
     run = audited([replace(records[0], signed=(stolen,))])
-    assert grounds(run) == {(Ground.FORGED, NOBODY)}
+    assert grounds(run) == {(CreditGround.FORGED, NOBODY)}
     old = records[0].signed[-1]
     run = audited([records[0], replace(records[1], signed=(old,))])
-    assert (Ground.ELSEWHERE, old.peer) in grounds(run)
+    assert (CreditGround.ELSEWHERE, old.peer) in grounds(run)
     assert sum(run.receipts().values()) == records[0].tokens * 3
     other = audit([[replace(records[0], run="ef" * 32)]], is_signed)["ef" * 32]
     assert not other.accounts, "certificates of a run prove nothing in another one"
@@ -138,7 +138,7 @@ def test_two_statements_of_one_signer_for_one_epoch_count_for_nobody() -> None:
     said = Statement.parse(signed.said)
     other = swarm.sign(signed.peer, replace(said, sizes=(99,) * len(said.sizes)))
     run = audited([record, replace(record, signed=(other,))])
-    assert grounds(run) == {(Ground.DOUBLE, signed.peer)}
+    assert grounds(run) == {(CreditGround.DOUBLE, signed.peer)}
     assert signed.peer in run.silent()
 
 
@@ -147,7 +147,7 @@ def test_a_record_with_other_tokens_than_the_next_plan_says_is_refused() -> None
     records = [swarm.epoch() for _ in range(2)]
     more = replace(records[0], tokens=records[0].tokens + 160)
     run = audited([more, records[1]])
-    assert grounds(run) == {(Ground.SUM, NOBODY)}, "a file's lie is not the leader's"
+    assert grounds(run) == {(CreditGround.SUM, NOBODY)}, "a file's lie is not the leader's"
     assert run.tokens == sum(r.tokens for r in records)
     assert not run.unsigned()
 
@@ -156,7 +156,7 @@ def test_tokens_that_only_the_writer_of_a_record_claims_cost_no_peer_anything() 
     swarm = SigningSwarm()
     record = swarm.epoch()
     run = audited([replace(record, tokens=record.tokens + 160)])
-    assert grounds(run) == {(Ground.SUM, NOBODY)}
+    assert grounds(run) == {(CreditGround.SUM, NOBODY)}
     assert run.tokens == record.tokens
     assert not run.unsigned()
 
@@ -174,7 +174,7 @@ def test_of_two_histories_the_one_with_more_epochs_counts() -> None:
     assert [a.epoch for a in run.accounts] == [0, 1, 2]
     assert run.tokens == sum(r.tokens for r in (first, *long))
     assert run.open == {1: short.tokens}
-    assert (Ground.DOUBLE, short.plan.leader) in grounds(run)
+    assert (CreditGround.DOUBLE, short.plan.leader) in grounds(run)
 
 
 def test_of_two_histories_in_several_files_the_one_in_the_first_file_counts() -> None:
@@ -185,7 +185,7 @@ def test_of_two_histories_in_several_files_the_one_in_the_first_file_counts() ->
     run = audited_files(mine, made_up)
     assert [r.tokens for r in mine] == [a.tokens for a in run.accounts[:2]]
     assert run.receipts().keys() >= set(swarm.peers)
-    assert {r.ground for r in run.refused} == {Ground.DOUBLE}
+    assert {r.ground for r in run.refused} == {CreditGround.DOUBLE}
     assert run.rows == 2, "the third epoch of the strangers does not join the others"
     assert audited(mine).rows == 1
 
@@ -196,7 +196,7 @@ def test_a_record_under_another_plan_is_of_no_certified_version() -> None:
     fewer = replace(record.plan, paths=record.plan.paths[1:])
     run = audited([replace(record, plan=fewer)])
     assert not run.accounts
-    assert {r.ground for r in run.refused} == {Ground.UNCERTIFIED}
+    assert {r.ground for r in run.refused} == {CreditGround.UNCERTIFIED}
 
 
 BROKEN = {

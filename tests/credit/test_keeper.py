@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from node.coordinator.credit.keeper import Credit, Shares
+from node.coordinator.credit.keeper import Credit, CreditShares
 from node.coordinator.credit.record import EpochRecord
 from node.coordinator.credit.sketches import parse_sketches
 from node.coordinator.credit.statement import Signed, Statement, work_domain
@@ -136,7 +136,7 @@ async def test_receipts_are_written_when_the_next_plan_starts_from_the_version()
     (written,) = rig.records
     assert (written.made, written.certificate) == (record.made, record.certificate)
     assert {s.peer for s in written.signed} == set(swarm.peers)
-    assert rig.credit.shares == Shares(record.tokens, 3 * record.tokens, 0, 1)
+    assert rig.credit.shares == CreditShares(record.tokens, 3 * record.tokens, 0, 1)
 
 
 async def test_an_epoch_that_is_undone_leaves_no_receipt() -> None:

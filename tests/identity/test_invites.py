@@ -14,7 +14,7 @@ from node.identity.invites import (
     MAX_ADDRESSES,
     MAX_PEERS,
     PREFIX,
-    Endpoint,
+    HostPort,
     Invite,
     _checksum,
     endpoint_of,
@@ -282,9 +282,9 @@ def test_an_endpoint_is_what_can_be_dialled() -> None:
     assert (
         endpoint_of(HERE)
         == endpoint_of("/ip4/203.0.113.9/tcp/31337")
-        == Endpoint("ip4", "203.0.113.9", 31337, False)
+        == HostPort("ip4", "203.0.113.9", 31337, False)
     )
-    assert endpoint_of("/ip6/2001:DB8::0001/udp/9/quic-v1") == Endpoint(
+    assert endpoint_of("/ip6/2001:DB8::0001/udp/9/quic-v1") == HostPort(
         "ip6", "2001:db8::1", 9, True
     )
     named = endpoint_of("/dns/a.example/tcp/9")

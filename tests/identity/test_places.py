@@ -5,17 +5,17 @@ import random
 import pytest
 
 from node.core.ids import PeerId
-from node.identity.places import Places, block_of
+from node.identity.places import PlacesByPeer, block_of
 
 MEMBER = PeerId("member")
 NEWCOMER = PeerId("newcomer")
 
 
-def places(total: int = 8, per_peer: int = 4) -> Places[str]:
-    return Places("calls", total, per_peer, lambda peer: peer == MEMBER)
+def places(total: int = 8, per_peer: int = 4) -> PlacesByPeer[str]:
+    return PlacesByPeer("calls", total, per_peer, lambda peer: peer == MEMBER)
 
 
-def fill(into: Places[str], block: str, peers: int, each: int) -> None:
+def fill(into: PlacesByPeer[str], block: str, peers: int, each: int) -> None:
     for number in range(peers * each):
         peer = PeerId(f"stranger-{number % peers}")
         into.take(f"{block}/{peer}/{number}", peer, block)
@@ -43,13 +43,13 @@ def test_strangers_leave_half_to_established_peers() -> None:
 
 
 def test_an_established_peer_takes_what_strangers_hold_beyond_a_full_house() -> None:
-    some = Places[str]("calls", 4, 4, lambda peer: peer == MEMBER)
+    some = PlacesByPeer[str]("calls", 4, 4, lambda peer: peer == MEMBER)
     fill(some, "a", 2, 1)
     taken = [some.take(f"m{i}", MEMBER) for i in range(4)]
     assert all(taken)
     assert [bool(t.evicted) for t in taken] == [False, False, True, True]
     assert some.strangers == 0
-    crowd = Places[str]("calls", 4, 1, lambda peer: True)
+    crowd = PlacesByPeer[str]("calls", 4, 1, lambda peer: True)
     assert all(crowd.take(f"{i}", PeerId(f"{i}")) for i in range(4))
     assert "peers of the run" in crowd.take("one more", MEMBER).refusal
 
@@ -99,7 +99,7 @@ def test_books_balance_whatever_comes() -> None:
 
 def test_strangers_take_turns_where_places_are_held_for_a_moment() -> None:
     """Twenty keys of one address held every place again and again, one each."""
-    some = Places[str]("large messages", 8, 4, by_turns=True)
+    some = PlacesByPeer[str]("large messages", 8, 4, by_turns=True)
     held: list[tuple[str, PeerId]] = []
     for number in range(200):
         if len(some) == 4:
@@ -114,7 +114,7 @@ def test_strangers_take_turns_where_places_are_held_for_a_moment() -> None:
 
 
 def test_turns_of_long_ago_are_forgotten() -> None:
-    some = Places[str]("large messages", 4, 4, by_turns=True)
+    some = PlacesByPeer[str]("large messages", 4, 4, by_turns=True)
     for number in range(1000):
         assert some.take("call", PeerId(f"stranger-{number}"), "a")
         some.leave("call")

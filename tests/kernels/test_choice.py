@@ -5,10 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from node.kernels.choice import GAIN, Facts, KernelTime, Kind, decide, tried
+from node.kernels.choice import GAIN, KernelTime, Kind, StageFacts, decide, tried
 
-CARD = Facts("auto", cuda=True, format="bf16", documents=False, has_triton=True, has_liger=True)
-CPU = Facts("auto", cuda=False, format="fp32", documents=False, has_triton=False, has_liger=False)
+CARD = StageFacts(
+    "auto", cuda=True, format="bf16", documents=False, has_triton=True, has_liger=True
+)
+CPU = StageFacts(
+    "auto", cuda=False, format="fp32", documents=False, has_triton=False, has_liger=False
+)
 
 
 @pytest.mark.parametrize(
@@ -26,7 +30,7 @@ CPU = Facts("auto", cuda=False, format="fp32", documents=False, has_triton=False
         (replace(CPU, asked="compile"), ["compile"]),
     ],
 )
-def test_what_is_tried(facts: Facts, kinds: list[Kind]) -> None:
+def test_what_is_tried(facts: StageFacts, kinds: list[Kind]) -> None:
     assert tried(facts) == (kinds, [])
 
 
@@ -38,7 +42,9 @@ def test_what_is_tried(facts: Facts, kinds: list[Kind]) -> None:
         (replace(CARD, asked="compile", has_triton=False), "compile: triton is not installed"),
     ],
 )
-def test_kernels_that_were_asked_for_and_cannot_be_had_are_reported(facts: Facts, why: str) -> None:
+def test_kernels_that_were_asked_for_and_cannot_be_had_are_reported(
+    facts: StageFacts, why: str
+) -> None:
     kinds, problems = tried(facts)
     assert (kinds, problems) == ([], [why])
     found = decide(facts, {}, problems)

@@ -12,7 +12,7 @@ from node.orders.machine import (
     OrderAction,
     OrderEvent,
     Orders,
-    Post,
+    PostOrders,
     Tick,
     Told,
 )
@@ -47,10 +47,14 @@ class Scene:
 def test_a_new_order_is_kept_posted_and_obeyed_once() -> None:
     scene = Scene()
     assert scene.feed(Tick()) == []
-    assert scene.feed(Told(PAUSE)) == [Keep(PAUSE, (PAUSE,)), Post((PAUSE,)), Obey(PAUSE)]
+    assert scene.feed(Told(PAUSE)) == [Keep(PAUSE, (PAUSE,)), PostOrders((PAUSE,)), Obey(PAUSE)]
     assert scene.feed(Told(PAUSE)) == []
     assert scene.machine.due_s(scene.wall) is None
-    assert scene.feed(Told(RESUME)) == [Keep(RESUME, (RESUME,)), Post((RESUME,)), Obey(RESUME)]
+    assert scene.feed(Told(RESUME)) == [
+        Keep(RESUME, (RESUME,)),
+        PostOrders((RESUME,)),
+        Obey(RESUME),
+    ]
     assert scene.feed(Told(PAUSE)) == [], "an old order cannot be replayed"
     assert scene.machine.in_force == RESUME
 
@@ -58,7 +62,7 @@ def test_a_new_order_is_kept_posted_and_obeyed_once() -> None:
 def test_an_order_is_in_force_from_its_own_moment_on() -> None:
     scene = Scene()
     later = order(Verb.PAUSE, 1, WALL + 20)
-    assert scene.feed(Told(later)) == [Keep(later, (later,)), Post((later,))]
+    assert scene.feed(Told(later)) == [Keep(later, (later,)), PostOrders((later,))]
     assert scene.machine.due_s(scene.wall) == 20
     assert scene.feed(Tick(), 19.9) == []
     assert scene.feed(Tick(), 0.2) == [Obey(later)]
@@ -76,7 +80,7 @@ def test_the_order_on_the_disk_is_obeyed_and_not_written_again() -> None:
     scene = Scene()
     assert scene.feed(Told(PAUSE, kept=True)) == [Obey(PAUSE)]
     looked = scene.feed(Looked({}), 1.0)
-    assert looked == [Post((PAUSE,))], "others that were away learn it from this peer"
+    assert looked == [PostOrders((PAUSE,))], "others that were away learn it from this peer"
 
 
 def test_who_was_away_learns_the_newest_from_the_directory() -> None:
@@ -84,7 +88,7 @@ def test_who_was_away_learns_the_newest_from_the_directory() -> None:
     there = {PeerId("a"): [PAUSE], PeerId("b"): [RESUME]}
     done = scene.feed(Looked(there))
     kept = [Keep(PAUSE, (PAUSE,)), Keep(RESUME, (RESUME,))]
-    assert done == [*kept, Post((RESUME,)), Obey(RESUME)]
+    assert done == [*kept, PostOrders((RESUME,)), Obey(RESUME)]
     assert scene.machine.known == RESUME
     assert scene.machine.in_force == RESUME
     fresh = Scene()
@@ -100,12 +104,12 @@ def test_a_few_peers_post_for_all_and_post_again_in_time() -> None:
     mine = {ME: [PAUSE]}
     behind = dict.fromkeys(after, [PAUSE])
     assert scene.feed(Looked(mine | behind), 1.0) == [], "its own posting is young"
-    assert scene.feed(Looked(mine | behind), RENEW_S) == [Post((PAUSE,))]
-    assert scene.feed(Looked(behind), 1.0) == [Post((PAUSE,))], "its own one was lost"
+    assert scene.feed(Looked(mine | behind), RENEW_S) == [PostOrders((PAUSE,))]
+    assert scene.feed(Looked(behind), 1.0) == [PostOrders((PAUSE,))], "its own one was lost"
     enough = dict.fromkeys(before, [PAUSE])
     assert scene.feed(Looked(mine | enough), RENEW_S) == []
     behind_the_times = dict.fromkeys(before, [order(Verb.PAUSE, 0)])
-    assert scene.feed(Looked(behind_the_times), RENEW_S) == [Post((PAUSE,))]
+    assert scene.feed(Looked(behind_the_times), RENEW_S) == [PostOrders((PAUSE,))]
 
 
 def test_an_end_stays_whatever_comes_later() -> None:
@@ -113,7 +117,7 @@ def test_an_end_stays_whatever_comes_later() -> None:
     end = order(Verb.END, 1)
     scene.feed(Told(end))
     assert scene.feed(Told(order(Verb.RESUME, 9))) == []
-    assert scene.feed(Looked({PeerId("a"): [order(Verb.PAUSE, 10)]}), 1.0) == [Post((end,))]
+    assert scene.feed(Looked({PeerId("a"): [order(Verb.PAUSE, 10)]}), 1.0) == [PostOrders((end,))]
     assert scene.machine.in_force == end
 
 
@@ -122,7 +126,7 @@ def test_a_pause_holds_until_an_end_that_comes_later() -> None:
     end = order(Verb.END, 2, WALL + 7200)
     scene.feed(Told(PAUSE))
     both = (PAUSE, end)
-    assert scene.feed(Told(end)) == [Keep(end, both), Post(both)]
+    assert scene.feed(Told(end)) == [Keep(end, both), PostOrders(both)]
     assert scene.machine.in_force == PAUSE
     newcomer = Scene()
     done = newcomer.feed(Looked({PeerId("a"): both}))
@@ -143,7 +147,7 @@ def test_a_run_may_go_on_until_an_end_that_comes_later() -> None:
     scene.feed(Told(PAUSE))
     scene.feed(Told(end))
     both = (RESUME, end)
-    assert scene.feed(Told(RESUME), 5.0) == [Keep(RESUME, both), Post(both), Obey(RESUME)]
+    assert scene.feed(Told(RESUME), 5.0) == [Keep(RESUME, both), PostOrders(both), Obey(RESUME)]
     assert scene.feed(Told(PAUSE), 5.0) == []
     newcomer = Scene()
     newcomer.feed(Looked({PeerId("a"): (PAUSE, end), PeerId("b"): both}))

@@ -17,7 +17,7 @@ from node.sim.process import SimClock
 from node.sim.setup import LinkProfile
 from node.sim.world.directory import SimDht, SimDirectory
 from node.sim.world.loop import ProcessLoop, VirtualTime
-from node.sim.world.network import Links
+from node.sim.world.network import SimLinks
 from node.telemetry.events import Journal
 
 RUN = RunId("ab" * 32)
@@ -79,7 +79,7 @@ class Company:
         self.owner = owner
         self.world = VirtualTime(7)
         self.world.now = 1_800_000_000.0
-        links = Links(self.world.rng, LinkProfile(0.002, 0.002))
+        links = SimLinks(self.world.rng, LinkProfile(0.002, 0.002))
         self.dht = SimDht(links, DirectorySettings(), SPREAD_S, lambda: self.world.now)
         self.peers = [Somebody(self, f"peer{i:02d}") for i in range(count)]
 

@@ -3,11 +3,11 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.pipeline.accounts import Account
+from node.pipeline.accounts import SharedBudget
 
 
 def test_one_request_always_fits_into_an_empty_account() -> None:
-    account = Account[str](10)
+    account = SharedBudget[str](10)
     assert account.room("a", 1000)
     account.charge("a", 1000)
     assert not account.room("b", 1)
@@ -16,7 +16,7 @@ def test_one_request_always_fits_into_an_empty_account() -> None:
 
 
 def test_a_single_holder_has_everything() -> None:
-    account = Account[str](10)
+    account = SharedBudget[str](10)
     account.divide({"a": 3})
     account.charge("a", 9)
     assert account.room("a", 1)
@@ -24,7 +24,7 @@ def test_a_single_holder_has_everything() -> None:
 
 
 def test_a_stranger_gets_one_request_and_what_nobody_needs() -> None:
-    account = Account[str](10)
+    account = SharedBudget[str](10)
     account.divide({"a": 1})
     account.charge("a", 8)
     assert account.room("stranger", 1)
@@ -40,7 +40,7 @@ requests = st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 20)), max_
 def test_greedy_holders_leave_the_others_their_parts(asked: list[tuple[str, int]], n: int) -> None:
     """Whatever the others ask for, a holder that has nothing yet gets a request that fits, and its
     part while the remaining half lasts."""
-    account = Account[str](n)
+    account = SharedBudget[str](n)
     account.divide(dict.fromkeys("abcd", 1.0))
     for holder, amount in asked:
         if account.room(holder, amount):

@@ -7,7 +7,7 @@ from node.core.journey import Hop, Path, Plan, PlanMember
 from node.pipeline import events as ev
 from node.pipeline.events import Trouble
 from node.pipeline.machine import PipelineMachine
-from node.pipeline.route import ATTEMPTS, Delivery, Pause, Suspects, Workloads, predicted
+from node.pipeline.route import ATTEMPTS, Delivery, RoutePause, Suspects, Workloads, predicted
 
 A, B, C, D = (PeerId(x) for x in "abcd")
 
@@ -24,7 +24,7 @@ def test_the_planned_peer_first_then_the_others_then_a_pause():
     delivery = Delivery(1)
     suspects = Suspects()
     assert [*asked(delivery, B, suspects)] == [B, C, A]
-    assert isinstance(delivery.choose(B, (A, B, C), suspects, 0.0), Pause)
+    assert isinstance(delivery.choose(B, (A, B, C), suspects, 0.0), RoutePause)
     assert delivery.choose(B, (A, B, C), suspects, 0.0) == B
 
 
@@ -52,7 +52,7 @@ def test_pauses_grow_to_a_bound():
     pauses = []
     for _ in range(30):
         choice = delivery.choose(A, (A,), Suspects(), 0.0)
-        if isinstance(choice, Pause):
+        if isinstance(choice, RoutePause):
             pauses.append(choice.seconds)
         elif choice:
             delivery.turned(choice, Trouble.BUSY)
@@ -69,7 +69,7 @@ def test_delivery_gives_up_after_enough_refusals_and_failures(troubles, spread):
         if choice is None:
             assert all(n >= 1 for n in counts.values())
             return
-        if isinstance(choice, Pause):
+        if isinstance(choice, RoutePause):
             continue
         assert counts[choice] < 1
         trouble = troubles[i % len(troubles)]
@@ -164,7 +164,7 @@ def test_only_who_is_asked_last_is_waited_for() -> None:
         assert delivery.choose(A, (A, B), Suspects(), 0.0) == asked
         assert not delivery.patient, "somebody else may have room"
         delivery.turned(asked, Trouble.BUSY)
-    assert isinstance(delivery.choose(A, (A, B), Suspects(), 0.0), Pause)
+    assert isinstance(delivery.choose(A, (A, B), Suspects(), 0.0), RoutePause)
     assert delivery.choose(A, (A, B), Suspects(), 0.0) == A
     assert delivery.patient
     alone = Delivery(0)

@@ -19,7 +19,7 @@ from node.epoch import events as ev
 from node.epoch.member import Member as Following
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
-from node.sim.invariants import EpochRun, InvariantViolation, Ledger, TakenBatches
+from node.sim.invariants import EpochRun, InvariantViolation, TakenBatches, VersionBooks
 from node.sim.setup import NUMBERS, Setup
 from node.sim.swarm import SimSwarm
 from node.sim.watch import OBJECTED
@@ -283,7 +283,7 @@ class Kept(Owner):
 def test_i8_a_step_of_another_version_or_history(swarm: SimSwarm, a: Any, b: Any) -> None:
     once = swarm.watch.applied
     made = Version(1, "a" * 32)
-    swarm.watch.samples.books[made] = Ledger(Version(0), {(0, 0): 3}, frozenset(), 3)
+    swarm.watch.samples.books[made] = VersionBooks(Version(0), {(0, 0): 3}, frozenset(), 3)
     means = {"1.0": torch.ones(4)}
     kept = Kept(**{"0": 1.0})
     once.stepping(a, plan(), kept, means)

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.coordinator.credit.account import Ground
+from node.coordinator.credit.account import CreditGround
 from node.core.ids import PeerId
 from node.sim.faults import Schedule, lay
 from node.sim.setup import Setup
@@ -29,7 +29,7 @@ def test_after_50_epochs_under_churn_every_committed_token_is_accounted_for() ->
     unsigned = sum(run.unsigned().values())
     assert receipts + unsigned + run.left_out() == run.work == 3 * run.tokens
     assert receipts > 0.9 * run.work
-    assert {r.ground for r in run.refused} <= {Ground.UNCERTIFIED}
+    assert {r.ground for r in run.refused} <= {CreditGround.UNCERTIFIED}
 
 
 def test_without_faults_every_token_has_a_receipt() -> None:

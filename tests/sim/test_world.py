@@ -26,7 +26,7 @@ from node.sim.world.network import (
     EOF,
     PROBE_S,
     SILENT_S,
-    Links,
+    SimLinks,
     SimNet,
     SimTransport,
     Wall,
@@ -106,9 +106,9 @@ class Host:
 CALM = LinkProfile(0.1, 0.0)
 
 
-def pair(**changes: float) -> tuple[VirtualTime, Links, Host, Host]:
+def pair(**changes: float) -> tuple[VirtualTime, SimLinks, Host, Host]:
     world = VirtualTime(0)
-    links = Links(random.Random(0), replace(CALM, **changes))
+    links = SimLinks(random.Random(0), replace(CALM, **changes))
     net = SimNet(world, links)
     return world, links, Host(net, A), Host(net, B)
 
@@ -141,7 +141,7 @@ def test_a_stream_brings_its_messages_in_order_and_then_its_end() -> None:
 
 
 def test_transfers_on_a_line_queue() -> None:
-    links = Links(random.Random(0), LinkProfile(0.1, 0.0, 8000.0, 0.0))
+    links = SimLinks(random.Random(0), LinkProfile(0.1, 0.0, 8000.0, 0.0))
     assert round(links.travel(A, B, 1000, 0.0), 3) == 1.1
     assert round(links.travel(A, B, 1000, 0.0), 3) == 2.1
     assert round(links.travel(B, A, 1000, 0.0), 3) == 1.1, "the other direction is its own"
@@ -149,7 +149,7 @@ def test_transfers_on_a_line_queue() -> None:
 
 
 def test_a_lost_message_comes_later() -> None:
-    links = Links(random.Random(0), LinkProfile(0.1, 0.0, 0.0, 1.0))
+    links = SimLinks(random.Random(0), LinkProfile(0.1, 0.0, 0.0, 1.0))
     assert links.travel(A, B, 0, 0.0) > 0.3
 
 
@@ -319,7 +319,7 @@ def body(state: str = "training", **more: Any) -> PeerBody:
 
 
 def test_simulated_records_arrive_late_and_stop_at_partitions() -> None:
-    links = Links(random.Random(0), LinkProfile(0.0, 0.0, 0.0, 0.0))
+    links = SimLinks(random.Random(0), LinkProfile(0.0, 0.0, 0.0, 0.0))
     at = [0.0]
     record_store = SimDht(links, DirectorySettings(), 1.0, lambda: at[0])
     record_store.post(A, body(), 0.0)
@@ -340,7 +340,7 @@ def test_simulated_records_arrive_late_and_stop_at_partitions() -> None:
 
 
 def test_a_directory_counts_by_its_own_wall_clock() -> None:
-    links = Links(random.Random(0), LinkProfile(0.0, 0.0, 0.0, 0.0))
+    links = SimLinks(random.Random(0), LinkProfile(0.0, 0.0, 0.0, 0.0))
     record_store = SimDht(links, DirectorySettings(), 0.0, lambda: 1.0)
     ahead = SimDirectory(record_store, A, VirtualClock(1.0, skew=100.0))
     asyncio.run(ahead.publish(body()))
@@ -352,7 +352,7 @@ def test_a_directory_counts_by_its_own_wall_clock() -> None:
 
 
 def test_simulated_postings_end_and_junk_is_refused() -> None:
-    links = Links(random.Random(0), LinkProfile(0.0, 0.0, 0.0, 0.0))
+    links = SimLinks(random.Random(0), LinkProfile(0.0, 0.0, 0.0, 0.0))
     at = [0.0]
     board = SimDht(links, DirectorySettings(), 1.0, lambda: at[0])
     pair = "outer/1/all"

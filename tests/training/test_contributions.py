@@ -16,11 +16,11 @@ from node.outer.merging import (
     MOST_STEPS,
     STEP,
     TAKEN,
-    Giver,
     Merge,
     Named,
+    OuterPushes,
     OuterSteps,
-    Pushes,
+    WindowState,
     distance,
     finite,
     mean_of,
@@ -42,13 +42,13 @@ def filled(w: float, b: float = 0.0) -> dict[str, Tensor]:
     return {"w": torch.full((3,), w), "b": torch.full((2,), b)}
 
 
-def giver(w: float = 0.0) -> Giver:
-    """A giver with its anchor at ``w``."""
-    return Giver(OuterState.begin(filled(w)))
+def kept(w: float = 0.0) -> WindowState:
+    """A stage's state with its anchor at ``w``."""
+    return WindowState(OuterState.begin(filled(w)))
 
 
 def steps(s: OuterSettings = PLAIN) -> OuterSteps:
-    return OuterSteps(giver(), s, SHAPES)
+    return OuterSteps(kept(), s, SHAPES)
 
 
 def same(found: Named, expected: Named) -> None:
@@ -61,16 +61,16 @@ def same(found: Named, expected: Named) -> None:
         (PARAMETERS, Merge),
         (STATE, Merge),
         (NESTEROV, OuterSteps),
-        (HOGWILD, Pushes),
+        (HOGWILD, OuterPushes),
         (replace(PLAIN, strategy="parameter-server"), OuterSteps),
-        (replace(PLAIN, strategy="parameter-server", staleness=2), Pushes),
+        (replace(PLAIN, strategy="parameter-server", staleness=2), OuterPushes),
     ],
     ids=lambda value: value.strategy if isinstance(value, OuterSettings) else value.__name__,
 )
 def test_a_result_has_the_names_and_shapes_that_its_takers_expect(
     settings: OuterSettings, kind: type[Merge]
 ) -> None:
-    merge = merge_of(settings, giver(), SHAPES, 2)
+    merge = merge_of(settings, kept(), SHAPES, 2)
     assert type(merge) is kind
     own = merge.opens(merge.gives(filled(1.0)) or {})
     made = merge.makes(A, own, {B: own})
@@ -78,7 +78,7 @@ def test_a_result_has_the_names_and_shapes_that_its_takers_expect(
 
 
 def test_parameters_are_given_as_they_are_and_averaged() -> None:
-    merge = Merge(Giver(), PARAMETERS, SHAPES)
+    merge = Merge(WindowState(), PARAMETERS, SHAPES)
     given = merge.gives({"w": torch.ones(3, dtype=torch.bfloat16)})
     same(given or {}, {"w": torch.ones(3)})
     same(merge.makes(A, filled(1.0), {B: filled(4.0), C: filled(7.0)}), filled(4.0))
@@ -88,13 +88,13 @@ def test_parameters_are_given_as_they_are_and_averaged() -> None:
 
 def test_a_cell_without_an_anchor_gives_only_parameters() -> None:
     for settings in (STATE, NESTEROV, HOGWILD):
-        assert merge_of(settings, Giver(), SHAPES, 2).gives(filled(1.0)) is None
+        assert merge_of(settings, WindowState(), SHAPES, 2).gives(filled(1.0)) is None
     with pytest.raises(ValueError, match="anchor"):
-        OuterSteps(Giver(), PLAIN, SHAPES).makes(A, filled(1.0), {})
+        OuterSteps(WindowState(), PLAIN, SHAPES).makes(A, filled(1.0), {})
 
 
 def test_a_state_is_given_after_the_cells_own_outer_step() -> None:
-    given = Merge(giver(), STATE, SHAPES).gives(filled(1.0)) or {}
+    given = Merge(kept(), STATE, SHAPES).gives(filled(1.0)) or {}
     # nesterov: the difference -1 and 0.8 times the momentum, which is -1 as well
     same({"w": given["w"]}, {"w": torch.full((3,), STATE.lr * 1.8)})
     same({"w": given["w" + MOMENTUM]}, {"w": torch.full((3,), -1.0)})
@@ -103,7 +103,7 @@ def test_a_state_is_given_after_the_cells_own_outer_step() -> None:
 
 @pytest.mark.parametrize("settings", [PARAMETERS, PLAIN, HOGWILD], ids=lambda s: s.strategy)
 def test_numbers_that_are_not_finite_are_refused(settings: OuterSettings) -> None:
-    merge = merge_of(settings, giver(), SHAPES, 2)
+    merge = merge_of(settings, kept(), SHAPES, 2)
     given = merge.gives(filled(1.0)) or {}
     assert finite(merge.opens(given))
     with pytest.raises(WireError, match="finite"):
@@ -164,24 +164,24 @@ def test_of_two_differences_none_is_too_long() -> None:
 
 
 def test_a_result_replaces_what_was_given_or_the_anchor() -> None:
-    merge = OuterSteps(giver(5.0), PLAIN, {"w": (3,)})
+    merge = OuterSteps(kept(5.0), PLAIN, {"w": (3,)})
     same(merge.since(filled(1.0), False), {"w": torch.full((3,), 1.0)})
     same(merge.since(filled(1.0), True), {"w": torch.full((3,), 5.0)})
-    without = OuterSteps(Giver(), PLAIN, {"w": (3,)})
+    without = OuterSteps(WindowState(), PLAIN, {"w": (3,)})
     same(without.since(filled(1.0), True), {"w": torch.full((3,), 1.0)})
 
 
 # ------------------------------------------------------------ pushes to a server
 
 
-def server(step: int = 0, staleness: int | None = None, members: int = 4) -> Pushes:
+def server(step: int = 0, staleness: int | None = None, members: int = 4) -> OuterPushes:
     """The merge of a server whose anchor is at zero, made at ``step``."""
-    holds = giver()
+    holds = kept()
     holds.step = step
     settings = HOGWILD
     if staleness is not None:
         settings = replace(PLAIN, strategy="parameter-server", staleness=staleness)
-    return Pushes(holds, settings, SHAPES, members)
+    return OuterPushes(holds, settings, SHAPES, members)
 
 
 def push(w: float, step: int) -> dict[str, Tensor]:

@@ -18,7 +18,7 @@ from node.epoch.leader.deadlines import (
     MARGIN,
     MEASURED,
     MOST_S,
-    Deadlines,
+    EpochDeadlines,
 )
 from node.epoch.leader.leader import Leader, Phase
 from node.epoch.pace import ASK_AFTER
@@ -99,7 +99,7 @@ def test_rounds_that_took_long_make_the_next_deadline_longer() -> None:
 
 def test_rounds_with_new_owners_are_measured_apart() -> None:
     leader, plan = begun(round_s=30.0)
-    deadlines = Deadlines(facts(round_s=30.0))
+    deadlines = EpochDeadlines(facts(round_s=30.0))
 
     def usual(steady: bool) -> float:
         return deadlines.usual_round(leader.roster, plan, steady=steady)
@@ -134,7 +134,7 @@ def test_nobody_makes_the_others_wait_by_calling_itself_slow() -> None:
     tell(honest, [heard(S1, costs=Measured(tera_s=1e4))], 3.0)
     assert honest.planning.deadlines.round(honest.roster, plan) <= BEYOND * before
     tell(honest, [heard(p, costs=Measured(1e4, 1e4, tera_s=1e4)) for p in (E, S1, S2, T1)], 4.0)
-    assert Deadlines(facts(**WORK)).run(honest.roster, plan.paths) == MOST_S
+    assert EpochDeadlines(facts(**WORK)).run(honest.roster, plan.paths) == MOST_S
 
 
 def test_nobody_makes_the_others_wait_by_calling_its_ways_slow() -> None:
@@ -146,15 +146,15 @@ def test_nobody_makes_the_others_wait_by_calling_its_ways_slow() -> None:
     leader, plan = begun([heard(p, costs=far(p, 0.5)) for p in peers], **WORK)
     before = leader.planning.deadlines.round(leader.roster, plan)
     assert before > leader.facts.waits.round_s
-    paths = Deadlines(facts(**WORK)).run(leader.roster, plan.paths)
+    paths = EpochDeadlines(facts(**WORK)).run(leader.roster, plan.paths)
     tell(leader, [heard(S1, costs=far(S1, 1e4))], 3.0)
     assert leader.planning.deadlines.round(leader.roster, plan) <= BEYOND * before
-    assert Deadlines(facts(**WORK)).run(leader.roster, plan.paths) <= BEYOND * paths
+    assert EpochDeadlines(facts(**WORK)).run(leader.roster, plan.paths) <= BEYOND * paths
 
 
 def test_rounds_with_other_cells_are_measured_apart() -> None:
     leader, plan = begun(round_s=30.0)
-    deadlines = Deadlines(facts(round_s=30.0))
+    deadlines = EpochDeadlines(facts(round_s=30.0))
     outer = dataclasses.replace(plan, paths=(), outer=7)
     for _ in range(MEASURED):
         assert deadlines.usual_round(leader.roster, outer) == 30.0
@@ -170,7 +170,7 @@ def test_rounds_with_other_cells_are_measured_apart() -> None:
 
 def test_a_usual_round_takes_longer_with_patience_and_in_another_attempt() -> None:
     leader, plan = begun(round_s=30.0)
-    deadlines = Deadlines(facts(round_s=30.0))
+    deadlines = EpochDeadlines(facts(round_s=30.0))
     for _ in range(MEASURED):
         deadlines.took(plan, 0.1)
 
@@ -186,7 +186,7 @@ def test_a_usual_round_takes_longer_with_patience_and_in_another_attempt() -> No
 
 def test_a_run_takes_unusually_long_after_a_multiple_of_its_measured_time() -> None:
     _, plan = begun(epoch_s=100.0)
-    deadlines = Deadlines(facts(epoch_s=100.0))
+    deadlines = EpochDeadlines(facts(epoch_s=100.0))
     for _ in range(MEASURED):
         assert deadlines.usual_run(plan) == plan.deadline_s == 100.0
         deadlines.ran(0.5)
@@ -202,7 +202,7 @@ def test_a_run_takes_unusually_long_after_a_multiple_of_its_measured_time() -> N
 
 def test_a_forecast_and_slow_connections_make_the_run_longer() -> None:
     leader, plan = told(BUSY)
-    deadlines = Deadlines(facts(**WORK))
+    deadlines = EpochDeadlines(facts(**WORK))
     assert deadlines.run(leader.roster, plan.paths, 500.0) == MARGIN * 500.0
     assert deadlines.run(leader.roster, plan.paths, 1.0) == pytest.approx(MARGIN * 75.0)
     ways = dataclasses.replace(BUSY, ways=((PeerId("far"), LinkCost(2.0)), (T1, LinkCost(1.0))))
@@ -223,7 +223,7 @@ def test_one_slow_claim_counts_for_a_multiple_of_the_usual_one() -> None:
     claim = Measured(1e4, 1e4, tera_s=1e4, ways=((S2, LinkCost(1e4)),))
     work = WORK | {"parameters": (0,) * 3}
     leader, plan = begun([*notes, heard(S1, costs=claim)], **work)
-    deadlines = Deadlines(facts(**work))
+    deadlines = EpochDeadlines(facts(**work))
     assert plan.owners["s1"] == S1
     assert deadlines.round(leader.roster, plan) == pytest.approx(MARGIN * 6.0 * BEYOND)
     path = dataclasses.replace(plan.paths[0], hops=(Hop(1, S1), Hop(2, S2)))
@@ -235,13 +235,13 @@ def test_one_slow_claim_counts_for_a_multiple_of_the_usual_one() -> None:
 
 def test_nothing_to_do_takes_no_time() -> None:
     leader, _ = begun()
-    assert Deadlines(facts(epoch_s=0.5)).run(leader.roster, ()) == 0.5
+    assert EpochDeadlines(facts(epoch_s=0.5)).run(leader.roster, ()) == 0.5
 
 
 def test_quick_measured_work_has_the_margin_of_measured_work() -> None:
     quick = Measured(0.2, 0.3, tera_s=10.0)
     leader, plan = told(quick)
-    deadlines = Deadlines(facts(**WORK, epoch_s=0.1))
+    deadlines = EpochDeadlines(facts(**WORK, epoch_s=0.1))
     assert deadlines.run(leader.roster, plan.paths) == pytest.approx(MARGIN * (2 * 0.5 + 3 * 0.5))
 
 
@@ -259,7 +259,7 @@ def test_the_loss_counts_at_the_ends_and_half_a_measurement_is_none() -> None:
     leader, plan = told(loss)
     # Two micro-batches at the only ends peer, and one more on its way.
     assert plan.deadline_s == pytest.approx(MARGIN * (2 * 18.0 + 18.0 + 15.0 + 15.0))
-    deadlines = Deadlines(facts(**WORK))
+    deadlines = EpochDeadlines(facts(**WORK))
     half = dataclasses.replace(TERA, forward_s=5.0)
     leader, plan = told(half)
     assert deadlines.run(leader.roster, plan.paths) == pytest.approx(FIRST * 90.0)
@@ -276,7 +276,7 @@ def test_a_round_copies_every_parameter_and_steps_each_part_once() -> None:
     owners = {"a": S1, "b": S1, "c": T1}
     leader, plan = begun([heard(p, costs=TERA) for p in (E, S1, T1, S2)], **shared)
     plan = dataclasses.replace(plan, owners=owners)
-    deadlines = Deadlines(facts(**shared))
+    deadlines = EpochDeadlines(facts(**shared))
     assert deadlines.round(leader.roster, plan) == pytest.approx(MARGIN * 40.0)
     outer = dataclasses.replace(plan, paths=(), outer=7)
     assert deadlines.round(leader.roster, outer) == leader.facts.waits.round_s

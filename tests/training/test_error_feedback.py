@@ -12,7 +12,7 @@ from node.averaging.strategies.diloco import OuterState
 from node.averaging.strategies.outer import OuterSettings
 from node.outer import merging
 from node.outer.anchor import SAVED, Anchor
-from node.outer.merging import FADES, STEP, WORDS, Giver, OuterSteps, says
+from node.outer.merging import FADES, STEP, WORDS, OuterSteps, WindowState, says
 from node.wire.coding.codecs import decode
 
 CODECS = ["top-k", "int4", "int8"]
@@ -25,9 +25,9 @@ def numbers(seed: int) -> dict[str, Tensor]:
 
 
 @pytest.fixture
-def giver() -> Giver:
-    """A giver with an error-feedback residual."""
-    made = Giver(OuterState.begin(numbers(0)))
+def kept() -> WindowState:
+    """A stage's state with an error-feedback residual."""
+    made = WindowState(OuterState.begin(numbers(0)))
     _, _, made.words = says(numbers(1), {}, "int4")
     return made
 
@@ -67,23 +67,23 @@ def test_encoding_with_feedback_is_repeatable(codec: str) -> None:
 
 
 def test_rounding_errors_change_only_for_parts_that_are_said_and_once_they_are_taken(
-    giver: Giver,
+    kept: WindowState,
 ) -> None:
-    before = dict(giver.words)
-    merge = OuterSteps(giver, SETTINGS, {"a": (30, 40)})
+    before = dict(kept.words)
+    merge = OuterSteps(kept, SETTINGS, {"a": (30, 40)})
     assert merge.gives(numbers(2)) is not None
-    assert giver.words == before, "it may still be that nobody takes it"
+    assert kept.words == before, "it may still be that nobody takes it"
     assert merge.owes["b"] is before["b"], "this window carried another fragment"
     assert not torch.equal(merge.owes["a"], before["a"])
 
 
 def test_rounding_errors_are_forgotten_with_a_difference_that_nobody_can_use(
-    giver: Giver,
+    kept: WindowState,
 ) -> None:
     bad = numbers(2)
     bad["b"][0] = float("inf")
-    assert OuterSteps(giver, SETTINGS, {"a": (30, 40), "b": (7,)}).gives(bad) is None
-    assert giver.words == {}
+    assert OuterSteps(kept, SETTINGS, {"a": (30, 40), "b": (7,)}).gives(bad) is None
+    assert kept.words == {}
 
 
 @pytest.mark.parametrize(("codec", "share"), [("top-k", FADES), ("int8", 1.0)])
@@ -93,8 +93,10 @@ def test_what_is_owed_fades_in_formats_that_leave_numbers_out(codec: str, share:
     torch.testing.assert_close(said["a"] + left["a"], share * owed["a"])
 
 
-def test_rounding_errors_of_another_shape_are_not_restored(giver: Giver, anchor: Anchor) -> None:
-    own = {"anchor": numbers(0), "momentum": numbers(0), WORDS: dict(giver.words)}
+def test_rounding_errors_of_another_shape_are_not_restored(
+    kept: WindowState, anchor: Anchor
+) -> None:
+    own = {"anchor": numbers(0), "momentum": numbers(0), WORDS: dict(kept.words)}
     own[WORDS]["b"] = torch.zeros(3, 3)
     anchor.restored({n + SAVED: {part: of[n] for part, of in own.items()} for n in "ab"}, 0)
     assert anchor.state is not None

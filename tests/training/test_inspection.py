@@ -10,7 +10,7 @@ from node.core.ids import PeerId
 from node.core.journey import Hop, Path
 from node.epoch.leader.inspection import LEAST, Inspection, Liar, Usual
 from node.epoch.leader.routing import PARTNERS, crossed
-from node.epoch.peers.observations import Kind, Observation, Observed
+from node.epoch.peers.observations import Observation, Observed, TensorKind
 from node.pipeline.events import Direction
 
 REPLICAS = {0: 2, 1: 2, 2: 3, 3: 2}
@@ -78,7 +78,7 @@ class Stream:
                     made = change(
                         Observation(
                             peer,
-                            Kind(stage, way, int(sender[1])),
+                            TensorKind(stage, way, int(sender[1])),
                             index,
                             place,
                             sender=sender,

@@ -13,10 +13,10 @@ from node.core.errors import WireError
 from node.outer.merging import (
     MOMENTUM,
     STEP,
-    Giver,
     Named,
+    OuterPushes,
     OuterSteps,
-    Pushes,
+    WindowState,
     mean_of,
     moved,
 )
@@ -33,7 +33,7 @@ def drawn(seed: int) -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=dice) for name, shape in SHAPES.items()}
 
 
-def window(s: OuterSettings, number: int, keepers: list[Giver]) -> list[dict[str, Tensor]]:
+def window(s: OuterSettings, number: int, keepers: list[WindowState]) -> list[dict[str, Tensor]]:
     """Let every cell train somewhere, give its difference, and make its own step from all of them;
     returns the steps."""
     merges = [OuterSteps(k, s, SHAPES) for k in keepers]
@@ -67,7 +67,7 @@ def window(s: OuterSettings, number: int, keepers: list[Giver]) -> list[dict[str
     ids=lambda s: f"{s.codec}-{s.optimizer}-{s.weights}",
 )
 def test_every_cell_comes_to_the_same_bits_window_after_window(s: OuterSettings) -> None:
-    keepers = [Giver(OuterState.begin(drawn(7))) for _ in CELLS]
+    keepers = [WindowState(OuterState.begin(drawn(7))) for _ in CELLS]
     before = drawn(7)
     for number in range(1, 5):
         made = window(s, number, keepers)
@@ -77,7 +77,7 @@ def test_every_cell_comes_to_the_same_bits_window_after_window(s: OuterSettings)
 
 
 def test_bytes_that_nobody_writes_are_refused() -> None:
-    merge = OuterSteps(Giver(OuterState.begin(drawn(7))), SPARSE, SHAPES)
+    merge = OuterSteps(WindowState(OuterState.begin(drawn(7))), SPARSE, SHAPES)
     given = merge.gives(drawn(8)) or {}
     noise = given["w"].clone()
     noise.view(torch.uint8).fill_(255)
@@ -87,7 +87,7 @@ def test_bytes_that_nobody_writes_are_refused() -> None:
 
 
 def test_one_that_is_far_longer_than_the_others_counts_for_less() -> None:
-    keeper = Giver(OuterState.begin({n: torch.zeros(of) for n, of in SHAPES.items()}))
+    keeper = WindowState(OuterState.begin({n: torch.zeros(of) for n, of in SHAPES.items()}))
     merge = OuterSteps(keeper, replace(DENSE, optimizer="sgd", momentum=0.0, lr=1.0), SHAPES)
     near = drawn(1)
     far = {n: 100.0 * t for n, t in drawn(2).items()}
@@ -105,7 +105,7 @@ def test_by_agreement_the_step_goes_along_the_differences_that_help() -> None:
     given[CELLS[1]] = drawn(5)
     steps: list[dict[str, Tensor]] = []
     for cell in CELLS:
-        merge = OuterSteps(Giver(OuterState.begin(drawn(7))), s, SHAPES)
+        merge = OuterSteps(WindowState(OuterState.begin(drawn(7))), s, SHAPES)
         steps.append(merge.makes(cell, given[cell], {c: t for c, t in given.items() if c != cell}))
         assert merge.weights == {CELLS[0]: 1.0, CELLS[1]: LESS, CELLS[2]: 1.0}
     for name, was in drawn(7).items():
@@ -126,7 +126,7 @@ def test_equal_weights_are_the_plain_mean_to_the_bit() -> None:
 
 
 def test_a_peer_that_copies_keeps_what_it_has_learned_since_its_anchor() -> None:
-    merge = OuterSteps(Giver(OuterState.begin(drawn(7))), DENSE, SHAPES)
+    merge = OuterSteps(WindowState(OuterState.begin(drawn(7))), DENSE, SHAPES)
     here = drawn(8)
     result = drawn(9)
     after = moved(here, merge.since(here, True), result)
@@ -137,7 +137,7 @@ def test_a_peer_that_copies_keeps_what_it_has_learned_since_its_anchor() -> None
 HOGWILD = OuterSettings("hogwild", "deltas", "sgd", lr=1.0, momentum=0.0, window_s=60.0)
 
 
-class Cell(Giver):
+class Cell(WindowState):
     """A cell of one giver. `local`: its parameters."""
 
     def __init__(self, start: Mapping[str, Tensor]) -> None:
@@ -147,7 +147,9 @@ class Cell(Giver):
     def trains(self, by: Mapping[str, Tensor]) -> None:
         self.local = {name: t + by[name] for name, t in self.local.items()}
 
-    def takes(self, name: str, merge: Pushes, given: Mapping[str, Tensor], made: Named) -> bool:
+    def takes(
+        self, name: str, merge: OuterPushes, given: Mapping[str, Tensor], made: Named
+    ) -> bool:
         """Take over the result; returns True if this cell's push was in it."""
         left_out = merge.lacks(name, made)
         self.local = moved(self.local, merge.since(given, left_out), made)
@@ -159,7 +161,7 @@ class Cell(Giver):
 def served(cells: list[Cell], present: set[int], s: OuterSettings = HOGWILD) -> list[bool]:
     """Play one window, which the first cell serves and only `present` ones come to in time. Returns
     for each cell whether its push was taken."""
-    merges = [Pushes(c, s, SHAPES, len(cells)) for c in cells]
+    merges = [OuterPushes(c, s, SHAPES, len(cells)) for c in cells]
     given = [dict(c.local) for c in cells]
     said = [m.opens(m.gives(c.local) or {}) for m, c in zip(merges, cells, strict=True)]
     came = {CELLS[i]: said[i] for i in present}
@@ -207,7 +209,7 @@ def test_a_push_that_is_too_old_is_kept_by_its_cell() -> None:
 
 @pytest.mark.parametrize("step", [-1.0, float("nan"), float("inf"), 2.0**24])
 def test_a_step_that_nobody_made_is_refused(step: float) -> None:
-    merge = Pushes(Cell(drawn(0)), HOGWILD, SHAPES, 2)
+    merge = OuterPushes(Cell(drawn(0)), HOGWILD, SHAPES, 2)
     given = merge.gives(drawn(1)) or {}
     with pytest.raises(WireError, match="step"):
         merge.opens({**given, STEP: torch.tensor([step])})

@@ -23,9 +23,9 @@ from node.coordinator.recording.file import RecordingFile
 from node.coordinator.recording.player import KINDS, Played, Player
 from node.coordinator.recording.recorder import Recorder
 from node.coordinator.recording.setup import FORMAT, LeaderStart, MemberStart, RunNumbers
-from node.coordinator.recording.setup import Setup as RecordedSetup
+from node.coordinator.recording.setup import RecordingSetup as RecordedSetup
 from node.coordinator.recording.show import differing, lines
-from node.coordinator.recording.values import Reader, Writer
+from node.coordinator.recording.values import ValueReader, ValueWriter
 from node.core.errors import ExitCode, LocalFault, WireError
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host, Partner, Version, Window
@@ -306,9 +306,11 @@ OUTSIDE = [
 @pytest.mark.parametrize("event", OUTSIDE, ids=lambda e: type(e).__name__)
 def test_an_event_is_read_as_it_was_written(event: Any) -> None:
     shared: dict[str, Any] = {}
-    writer = Writer(lambda name, document: shared.setdefault(name, document()))
+    writer = ValueWriter(lambda name, document: shared.setdefault(name, document()))
     text = text_of(writer.event(event))
-    assert Reader(shared, {}).event(json.loads(text), KINDS["leader"] | KINDS["member"]) == event
+    assert (
+        ValueReader(shared, {}).event(json.loads(text), KINDS["leader"] | KINDS["member"]) == event
+    )
 
 
 def test_groups_of_fields_stand_beside_the_others() -> None:
@@ -316,16 +318,16 @@ def test_groups_of_fields_stand_beside_the_others() -> None:
     beat = ev.Heartbeat(
         A, 1, V, "digest", ev.Capacity(2.0, room=9), outer=ev.OuterReport(anchor="x")
     )
-    name, fields = Writer(lambda *_: None).event(beat)
+    name, fields = ValueWriter(lambda *_: None).event(beat)
     assert fields.keys() == {"peer", "stage", "at", "digest", "speed", "room", "anchor"}
-    assert Reader({}, {}).event([name, fields], KINDS["leader"]) == beat
+    assert ValueReader({}, {}).event([name, fields], KINDS["leader"]) == beat
     with pytest.raises(WireError, match="no field capacity"):
-        Reader({}, {}).event([name, {**fields, "capacity": {}}], KINDS["leader"])
+        ValueReader({}, {}).event([name, {**fields, "capacity": {}}], KINDS["leader"])
 
 
 def test_a_large_set_is_written_once() -> None:
     shared: list[str] = []
-    writer = Writer(lambda name, document: shared.append(name))
+    writer = ValueWriter(lambda name, document: shared.append(name))
     known = frozenset(PeerId(f"p{i}") for i in range(100))
     ticks = [writer.event(ev.ClockTick(known=known)) for _ in range(3)]
     assert ticks == [["ClockTick", {"known": shared[0]}]] * 3

@@ -13,7 +13,7 @@ from node.averaging.strategies.outer import OuterSettings
 from node.checkpoint.state import StateSnapshot
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host, Partner, Version
-from node.outer.merging import Giver, Merge, mean_of
+from node.outer.merging import Merge, WindowState, mean_of
 from node.outer.window import FAR, REMEMBERED, USUAL, Contributions, WindowRound, _Meeting
 
 A, B, C = (CellId(letter * 16) for letter in "abc")
@@ -32,7 +32,7 @@ class Made(WindowRound):
 
     def after(self, own: Tensor, **partners: Tensor) -> Tensor:
         """Mean of its own parameters and the partners'."""
-        merge = Merge(Giver(), OuterSettings(), {})
+        merge = Merge(WindowState(), OuterSettings(), {})
         gathered = Contributions(A, own={"w": own})
         gathered.came = {CellId(name * 16): {"w": t} for name, t in partners.items()}
         self._clip(_Meeting(1, Version(1), {}, merge, gathered))
@@ -131,7 +131,7 @@ async def test_of_a_partners_hosts_those_that_gave_are_blamed() -> None:
         return StateSnapshot(Version(7), {"w": torch.full((4,), math.nan)}, {PeerId("bad"): 16})
 
     made = Made()
-    merge = Merge(Giver(), OuterSettings(), {"w": (4,)})
+    merge = Merge(WindowState(), OuterSettings(), {"w": (4,)})
     made._engines.transport = SimpleNamespace(fault=lambda peer, why: blamed.append(peer))
     made._engines.fetch = fetch
     made._engines.aside = asyncio.to_thread

@@ -16,7 +16,7 @@ from node.identity.faults import TokenBucket
 from node.reach.settings import ReachSettings
 from node.transport.traffic import read_io
 from node.transport.ways import arrivals, punch, relay, tunnel
-from node.transport.ways.arrivals import NO_TICKET, PLACES_EACH, TICKET_BYTES, Arrivals
+from node.transport.ways.arrivals import NO_TICKET, PLACES_EACH, TICKET_BYTES, WayListener
 from node.transport.ways.bypass import ASKS_AT_ONCE, Bypass
 from protos.reach_pb2 import BypassAsk
 from tests.transport.conftest import fetch, introduce, until
@@ -199,7 +199,7 @@ async def test_a_punched_socket_is_carried_if_it_shows_the_ticket(monkeypatch, r
     here, there = socket.socketpair()
     here.setblocking(False)
     end = Mock(welcomes=lambda peer: True, carry=AsyncMock())
-    one = Bypass(Mock(), Arrivals(), end, AsyncMock(), lambda: 0, list, lambda: True)
+    one = Bypass(Mock(), WayListener(), end, AsyncMock(), lambda: 0, list, lambda: True)
     peer = PeerId("asker")
 
     @contextlib.asynccontextmanager
@@ -222,8 +222,8 @@ async def test_a_punched_socket_is_carried_if_it_shows_the_ticket(monkeypatch, r
 
 
 @pytest.fixture
-async def mine() -> AsyncIterator[Arrivals]:
-    made = Arrivals()
+async def mine() -> AsyncIterator[WayListener]:
+    made = WayListener()
     made.start("127.0.0.1", 0)
     yield made
     await made.close()

@@ -15,7 +15,7 @@ from node.core.errors import WireError
 from node.dht.settings import DirectorySettings
 from node.dht.topics import WRITERS as topics_of_the_directory
 from node.transport import ask, handshake
-from node.transport.limits import FAVOUR, KIB, LARGEST, NOTES, RPCS, Sender, limit_of, short
+from node.transport.limits import FAVOUR, KIB, LARGEST, NOTES, RPCS, SenderKind, limit_of, short
 from node.transport.ways import bypass, relay, tunnel
 from node.wire.limits import SIZES
 from protos import training_pb2 as pb
@@ -209,7 +209,7 @@ async def test_plans_come_from_a_leader_or_are_not_read(swarm):
     a, b = introduce(await swarm(), await swarm())
     b.leads = lambda peer: False
     call = (await a.channel(b.peer_id)).unary_unary(TELL)
-    number = next(n for n, (_, row) in NOTES.items() if row.sender is Sender.LEADER)
+    number = next(n for n, (_, row) in NOTES.items() if row.sender is SenderKind.LEADER)
     raw = _varint(number << 3 | 2) + _varint(3) + b"\xff\xff\xff"
     answer = pb.NoteReply.FromString(await call(raw))
     assert (answer.accepted, answer.reason) == (False, "this peer follows another leader")

@@ -21,7 +21,7 @@ from node.transport.newcomers import (
     SLOWEST_PACE_S,
     TURN_S,
     Newcomers,
-    Place,
+    QueuePlace,
 )
 
 
@@ -36,7 +36,7 @@ class Crowd:
     busy: Callable[[int], float] = lambda turns: 0.0
     queue: Newcomers = field(default_factory=Newcomers)
     turns: dict[PeerId, float] = field(default_factory=dict)
-    told: dict[PeerId, list[Place]] = field(default_factory=dict)
+    told: dict[PeerId, list[QueuePlace]] = field(default_factory=dict)
     asked: int = 0
 
     def play(self, arrivals: dict[str, float], until: float, seed: int = 1) -> None:
@@ -122,7 +122,7 @@ def test_a_turn_covers_all_questions_of_joining():
     for i in range(50):
         queue.ask(PeerId(f"p{i}"), 0.0)
     assert queue.ask(me, TURN_S - 1) is None
-    assert isinstance(queue.ask(PeerId("late"), 1.0), Place)
+    assert isinstance(queue.ask(PeerId("late"), 1.0), QueuePlace)
 
 
 def test_a_peer_that_does_not_come_back_loses_its_place():
@@ -142,5 +142,5 @@ def test_a_flood_of_keys_takes_no_more_than_its_places():
     queue = Newcomers()
     places = [queue.ask(PeerId(f"p{i}"), 0.0) for i in range(3 * LONGEST)]
     assert queue.waiting == LONGEST
-    assert places[-1] == Place(LONGEST + 1, AGAIN_MOST_S)
+    assert places[-1] == QueuePlace(LONGEST + 1, AGAIN_MOST_S)
     assert all(p is None or AGAIN_LEAST_S <= p.again_s <= AGAIN_MOST_S for p in places)

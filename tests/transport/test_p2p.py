@@ -17,7 +17,7 @@ from multiaddr import Multiaddr
 from node.core.errors import OutOfResources, PeerFault
 from node.core.ids import PeerId
 from node.identity.keys import Identity
-from node.identity.places import Places
+from node.identity.places import PlacesByPeer
 from node.reach.ladder import Rung
 from node.transport import links, p2p
 from protos import ask_pb2
@@ -235,7 +235,7 @@ async def test_streams_of_strangers_share_half_of_the_places(swarm):
     async def hold(peer, reader, writer):
         await held.wait()
 
-    a.p2p._streams = Places("streams", 8, 4)
+    a.p2p._streams = PlacesByPeer("streams", 8, 4)
     a.p2p.add_stream("/test/hold/1", hold)
     await a.start()
     for other in (greedy, newcomer):
@@ -260,7 +260,7 @@ async def test_a_stream_that_loses_its_place_before_it_is_handled_is_closed(swar
     async def hold(peer, reader, writer):
         await held.wait()
 
-    a.p2p._streams = Places("streams", 4, 4)
+    a.p2p._streams = PlacesByPeer("streams", 4, 4)
     a.p2p.add_stream("/test/hold/1", hold)
     enter = a.p2p._entrances["/test/hold/1"]
     greedy, newcomer = (PeerID.from_base58(Identity.ephemeral().peer_id) for _ in range(2))

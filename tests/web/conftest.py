@@ -14,7 +14,7 @@ from node.core.errors import LocalFault
 from node.serve.app import Endpoint
 from node.serve.command import listen
 from node.web.app import Page
-from node.web.hub import Hub, Offer
+from node.web.hub import Hub, PageOffer
 from protos import control_pb2 as pb
 from protos.ask_pb2 import PeersAnswer
 from testbed.fakes.canned_crowd import CannedCrowd
@@ -62,7 +62,7 @@ async def canned(tmp_path) -> Canned:
 
 @pytest.fixture
 async def hub(canned: Canned) -> AsyncIterator[Hub]:
-    made = Hub(canned, Offer(prompt="The ", chat=True, tick_s=0.02))
+    made = Hub(canned, PageOffer(prompt="The ", chat=True, tick_s=0.02))
     yield made
     await made.close()
 

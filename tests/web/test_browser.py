@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from node.web.command import freeze
-from node.web.hub import Hub, Offer
-from node.web.samples import Sample
+from node.web.hub import Hub, PageOffer
+from node.web.samples import TextSample
 from node.web.view import State, document
 from testbed.fakes.canned_crowd import CannedCrowd
 from tests.web.conftest import Canned, serving
@@ -57,7 +57,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
     async def run() -> None:
         canned = Canned(CannedCrowd(), str(tmp_path))
-        async with serving(Hub(canned, Offer(prompt="The ", chat=True)), canned) as where:
+        async with serving(Hub(canned, PageOffer(prompt="The ", chat=True)), canned) as where:
             found.append(where)
             ready.set()
             await end.wait()
@@ -100,7 +100,7 @@ def test_a_chat_answers(browser, url):
 
 def test_an_export_opens_from_the_disk(browser, tmp_path):
     window = CannedCrowd(9, 1, 3)
-    samples = [Sample(120, 5, "<b>once</b>")]
+    samples = [TextSample(120, 5, "<b>once</b>")]
     state = State(
         at=9.0,
         snapshot=window.said,

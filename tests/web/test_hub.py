@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from node.core.errors import NotRunning
 from node.web import hub as module
-from node.web.hub import Hub, Offer
+from node.web.hub import Hub, PageOffer
 from node.web.samples import SampleFile
 from node.web.view import MOST_BYTES
 from tests.web.conftest import Canned, Viewer
@@ -76,7 +76,7 @@ async def test_five_viewers_cost_one_question_a_tick(hub: Hub, canned: Canned, m
 
 
 async def test_many_questions_at_once_are_one(canned: Canned):
-    hub = Hub(canned, Offer(when="never", tick_s=60.0))
+    hub = Hub(canned, PageOffer(when="never", tick_s=60.0))
     found = await asyncio.gather(*(hub.now() for _ in range(20)))
     assert canned.asked == 1
     assert all(one is found[0] for one in found)
@@ -147,18 +147,18 @@ async def test_samples_are_taken_while_somebody_looks_and_kept(hub: Hub, canned:
         assert text
     kept = SampleFile(tmp_path, canned.window.said.swarm.run_id, "The ")
     await until(lambda: bool(kept.read()))
-    again = Hub(canned, Offer(prompt="The ", when="never", kept=True))
+    again = Hub(canned, PageOffer(prompt="The ", when="never", kept=True))
     assert "120" in (await again.now())["samples"]
     await again.close()
     assert canned.prompts == ["The "], "the same epoch is not sampled twice"
 
 
 async def test_samples_can_be_off_and_can_go_on_alone(canned: Canned):
-    quiet = Hub(canned, Offer(prompt="The ", when="never"))
+    quiet = Hub(canned, PageOffer(prompt="The ", when="never"))
     assert "never" in (await quiet.now())["sampling"]
     await quiet.close()
     assert canned.prompts == []
-    always = Hub(canned, Offer(prompt="The ", when="always", tick_s=0.02))
+    always = Hub(canned, PageOffer(prompt="The ", when="always", tick_s=0.02))
     always.begin()
     await until(lambda: canned.prompts == ["The "])
     await always.close()
@@ -188,7 +188,7 @@ async def test_closing_ends_the_streams(hub: Hub):
 
 
 async def test_an_event_is_bounded(canned: Canned):
-    hub = Hub(canned, Offer(prompt="The ", when="never"))
+    hub = Hub(canned, PageOffer(prompt="The ", when="never"))
     stream = hub.stream()
     assert await anext(stream) == b"retry: 3000\n\n"
     assert len(await anext(stream)) < MOST_BYTES

@@ -4,15 +4,15 @@ import json
 
 import pytest
 
-from node.web.samples import FILE, FRESH, MOST, MOST_TEXT, Sample, SampleFile, with_sample
+from node.web.samples import FILE, FRESH, MOST, MOST_TEXT, SampleFile, TextSample, with_sample
 
 
-def made(epoch: int) -> Sample:
-    return Sample(epoch, 1000 * epoch, f"text {epoch}")
+def made(epoch: int) -> TextSample:
+    return TextSample(epoch, 1000 * epoch, f"text {epoch}")
 
 
 def test_the_first_and_the_newest_are_kept():
-    kept: list[Sample] = []
+    kept: list[TextSample] = []
     for epoch in range(0, 4000, 4):
         kept = with_sample(kept, made(epoch))
         assert len(kept) <= MOST

@@ -7,7 +7,7 @@ import pytest
 
 from node.control.text import covers, status_lines
 from node.core.errors import LocalFault
-from node.web.samples import MOST, MOST_TEXT, Sample
+from node.web.samples import MOST, MOST_TEXT, TextSample
 from node.web.view import MOST_BYTES, MOST_PEERS, State, document, is_last, without_answer
 from node.web.wishes import wishes
 from protos.ask_pb2 import PeersAnswer
@@ -158,7 +158,7 @@ def test_the_largest_document_is_bounded():
         state_of(
             window,
             news=[Event(at=1.0, level=long, text=long)] * 500,
-            samples=[Sample(n, 2**60, "\U0001f600" * MOST_TEXT) for n in range(MOST)],
+            samples=[TextSample(n, 2**60, "\U0001f600" * MOST_TEXT) for n in range(MOST)],
             prompt=long,
             sampling=long,
         )

@@ -39,7 +39,7 @@ SERVER = f"{LOADED}; sys.exit(forks.main(int(sys.argv[2]), cli.main))"
 
 
 @dataclass(frozen=True)
-class Asked:
+class ForkOrder:
     """A process to fork: its words, environment and working directory. ``log``: file of its
     output."""
 
@@ -68,7 +68,7 @@ class Asked:
         return [PROGRAM, *self.words]
 
 
-Kind = TypeVar("Kind", bound=Asked)
+Kind = TypeVar("Kind", bound=ForkOrder)
 
 
 class Forks:
@@ -83,9 +83,9 @@ class Forks:
 
     def start(self, words: list[str], log: Path, environment: dict[str, str]) -> "Forked":
         """Run ``tutti`` with these words; its output goes to ``log``. Raises as :meth:`fork`."""
-        return self.fork(Asked(words, environment, os.getcwd(), str(log)), ())
+        return self.fork(ForkOrder(words, environment, os.getcwd(), str(log)), ())
 
-    def fork(self, asked: Asked, ends: tuple[int, ...]) -> "Forked":
+    def fork(self, asked: ForkOrder, ends: tuple[int, ...]) -> "Forked":
         """``ends``: its standard input and output; none: no input, and output to the log. Raises
         OSError when the process that forks has ended or the request is too large, and TimedOut when
         it does not answer: then it has been killed."""
@@ -266,7 +266,7 @@ def serve(door: socket.socket, kind: type[Kind]) -> Kind | None:
                 return asked
 
 
-def _become(asked: Asked, ends: list[int], server: int) -> None:
+def _become(asked: ForkOrder, ends: list[int], server: int) -> None:
     """Make this process, a child of ``server``, the one that was asked for."""
     end_with(server)
     asked.enter()
@@ -310,7 +310,7 @@ def main(door: int, run: Callable[[Sequence[str]], int]) -> int:
     load_torch()
     load_daemon()
     try:
-        asked = serve(socket.socket(fileno=door), Asked)
+        asked = serve(socket.socket(fileno=door), ForkOrder)
     except ConnectionError:  # the last message has not been read
         return 0
     if asked is None:

@@ -39,7 +39,7 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-class Lines:
+class PlainProgress:
     """Progress for pipes and logs: each daemon that has begun to work, a line for each tenth of the
     epochs, and each sample."""
 
@@ -79,7 +79,7 @@ class Lines:
 def picture(epochs: int, lines: bool) -> Iterator[Show]:
     """Draws on the terminal, or says ``lines`` where that is asked for or there is none."""
     if lines or not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
-        yield Lines(epochs)
+        yield PlainProgress(epochs)
         return
     from rich.live import Live
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from node.app.demo.daemons import DemoSwarm
 from node.core.errors import LocalFault
-from node.inference.sampling import Ended, Pace, Reached, SampleClock
+from node.inference.sampling import Reached, SampleClock, SampleEnded, SamplingPace
 from protos.control_pb2 import GenerateRequest
 
 PROMPT = "The "
@@ -49,7 +49,7 @@ class Writer:
     def __init__(self, swarm: DemoSwarm) -> None:
         self._swarm = swarm
         every = max(1, swarm.manifest.training.epochs // SAMPLES)
-        self._clock = SampleClock(pace=Pace(every, PAUSE_S, SHARE))
+        self._clock = SampleClock(pace=SamplingPace(every, PAUSE_S, SHARE))
         self._lock = threading.Lock()
         self._written: list[Written] = []
         self._token_s = 0.0
@@ -99,7 +99,7 @@ class Writer:
                 text = "".join(piece.text for piece in pieces)
         now = time.monotonic()
         with self._lock:
-            self._clock.handle(Ended(now - began, bool(text)), now)
+            self._clock.handle(SampleEnded(now - began, bool(text)), now)
             if text:
                 self._token_s = max(self._token_s, (now - began) / SHORT_TOKENS)
                 self._written.append(Written(epoch, text))

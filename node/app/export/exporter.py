@@ -82,7 +82,7 @@ News = tuple[str, str, dict[str, Any]]
 
 
 @dataclass
-class Progress:
+class ExportProgress:
     """Progress of an export."""
 
     doing: str = "looking for a version that every stage has"
@@ -157,7 +157,7 @@ class Exporter:
         self._files = RunFiles(config, a.manifest, a.tokenizer)
         self._notes: list[str] = []
         """Differences between this export and the model that the run began from."""
-        self._progress = Progress()
+        self._progress = ExportProgress()
         self._partials: dict[int, Partial] = {}
         self._disk = ThreadPoolExecutor(1, "export")
         """The one thread that writes: a write under way ends before anything is removed."""

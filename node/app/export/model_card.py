@@ -25,7 +25,7 @@ _LICENSE = ("license", "license_name", "license_link")
 
 
 @dataclass(frozen=True)
-class Source:
+class StartingModel:
     """The model that a run began from, as its directory describes it."""
 
     repository: str = ""
@@ -49,11 +49,11 @@ class Result:
     """Losses before the first step, where the run keeps them."""
 
 
-def source_in(directory: str) -> Source:
+def source_in(directory: str) -> StartingModel:
     """Read the description of a model in its directory. Blocks on the disk. Fields that cannot be
     read are unknown; "" stands for no directory."""
     if not directory:
-        return Source()
+        return StartingModel()
     # The hub's own cache: models--ORG--NAME/snapshots/COMMIT.
     snapshot = Path(directory).absolute()
     cached = _CACHED.fullmatch(snapshot.parent.parent.name)
@@ -64,7 +64,7 @@ def source_in(directory: str) -> Source:
         name = ""
     head = _head(snapshot / CARD)
     stated = ((key, head.get(key)) for key in _LICENSE)
-    return Source(
+    return StartingModel(
         name,
         tuple((key, value) for key, value in stated if isinstance(value, str) and value),
     )
@@ -91,7 +91,7 @@ def _head(card: Path) -> dict[str, Any]:
 def model_card(
     manifest: Manifest,
     result: Result,
-    source: Source,
+    source: StartingModel,
     *,
     tokenizer: bool,
     adapters: bool | None = None,
@@ -113,7 +113,7 @@ def model_card(
     )
 
 
-def _fields(manifest: Manifest, source: Source, adapter: bool) -> dict[str, Any]:
+def _fields(manifest: Manifest, source: StartingModel, adapter: bool) -> dict[str, Any]:
     relation = "finetune"
     library = "transformers"
     tags = ["tutti", "decentralized-training"]
@@ -159,7 +159,7 @@ def _what(manifest: Manifest, adapters: bool) -> str:
     return f"A {shape}, {by}."
 
 
-def _rows(manifest: Manifest, result: Result, source: Source) -> list[tuple[str, str]]:
+def _rows(manifest: Manifest, result: Result, source: StartingModel) -> list[tuple[str, str]]:
     m = manifest.model
     d = manifest.data
     version = f"epoch {result.version.epoch:,} of {manifest.training.epochs:,}"
@@ -208,7 +208,7 @@ def _nats(loss: float) -> str:
     return said
 
 
-def _loading(source: Source, tokenizer: bool, adapters: bool) -> str:
+def _loading(source: StartingModel, tokenizer: bool, adapters: bool) -> str:
     if adapters:
         base = source.repository or "DIRECTORY OF THE MODEL THAT THE RUN BEGAN FROM"
         lines = [

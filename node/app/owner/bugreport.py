@@ -62,7 +62,7 @@ _LIBRARIES = (
 
 
 @dataclass(frozen=True)
-class Entry:
+class ArchiveFile:
     """A file of the archive. ``about``: its content in a few words; ``redacted``: number of secrets
     that were replaced in it; ``source``: for a recording, the file that is copied as it is, and
     ``checked`` its first bytes, which were looked at: a daemon may write it still."""
@@ -86,7 +86,7 @@ class BugReport:
     """The content of an archive before it is written. ``left_out``: what is missing, with its
     reason."""
 
-    entries: list[Entry] = field(default_factory=list)
+    entries: list[ArchiveFile] = field(default_factory=list)
     left_out: dict[str, str] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
@@ -116,7 +116,7 @@ class BugReport:
 
 
 @dataclass(frozen=True)
-class Lines:
+class JsonLines:
     """JSON-ready values, one in each line of a file."""
 
     documents: list[Any]
@@ -181,7 +181,7 @@ class Collector:
 
     def _add(self, name: str, about: str, content: Any) -> None:
         """Keep a part until all are there: one may name a host that another has an address of.
-        ``content``: a text, :class:`Lines`, or JSON-ready values."""
+        ``content``: a text, :class:`JsonLines`, or JSON-ready values."""
         self._parts.append((name, about, content))
 
     def _redacted(self) -> None:
@@ -191,13 +191,13 @@ class Collector:
             before = self._redactor.found.total()
             if isinstance(content, str):
                 text = self._redactor.text(content)
-            elif isinstance(content, Lines):
+            elif isinstance(content, JsonLines):
                 redacted = [self._redactor.value(one) for one in content.documents]
                 text = "".join(f"{_line(one)}\n" for one in redacted)
             else:
                 text = _text_of(self._redactor.value(content))
             count = self._redactor.found.total() - before
-            self.report.entries.append(Entry(name, about, text, count))
+            self.report.entries.append(ArchiveFile(name, about, text, count))
 
     def _daemon(self) -> None:
         """State and metrics of the daemon that runs here, or the last words of the one before."""
@@ -248,7 +248,7 @@ class Collector:
                 found.append(json.loads(line))
             except (ValueError, RecursionError):
                 found.append(line)  # a torn one
-        self._add("events.jsonl", f"the newest {len(found)} events", Lines(found))
+        self._add("events.jsonl", f"the newest {len(found)} events", JsonLines(found))
 
     def _journal(self) -> None:
         """The service's lines in the system's journal, where there is a service."""
@@ -297,7 +297,7 @@ class Collector:
                     self.report.left_out["recording"] = why
                     return
         about = "for  tutti replay : PeerIds, plans, votes; no text, no key"
-        self.report.entries.append(Entry("machines.rec", about, source=path, checked=checked))
+        self.report.entries.append(ArchiveFile("machines.rec", about, source=path, checked=checked))
 
     def _check(self) -> None:
         """Leave out every file that still has a known secret in it, whatever the reason."""
@@ -319,7 +319,7 @@ def _text_of(content: Any) -> str:
     """A part as it stands in its file."""
     if isinstance(content, str):
         return content
-    if isinstance(content, Lines):
+    if isinstance(content, JsonLines):
         return "".join(f"{_line(one)}\n" for one in content.documents)
     return json.dumps(content, indent=1, ensure_ascii=False, default=str) + "\n"
 
@@ -448,7 +448,7 @@ def write(report: BugReport, file: Path) -> None:
             raise
 
 
-def _archive(entries: Iterable[Entry], out: io.BufferedWriter) -> None:
+def _archive(entries: Iterable[ArchiveFile], out: io.BufferedWriter) -> None:
     """Write a tar file, packed. Its headers name neither the user nor the file's own name."""
     now = int(time.time())
     with gzip.GzipFile(filename="", fileobj=out, mode="wb", mtime=now) as packed:

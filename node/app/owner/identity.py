@@ -27,7 +27,7 @@ _PASSPHRASE_BYTES = 1024
 
 
 @dataclass(frozen=True)
-class Moved:
+class MovedKey:
     """A key that was written. ``before``: the place of the key or the file that was there, None for
     none."""
 
@@ -36,7 +36,9 @@ class Moved:
     before: Path | None = None
 
 
-def export_key(ours: NodeConfig, file: Path, ask: Callable[[bool], str], *, force: bool) -> Moved:
+def export_key(
+    ours: NodeConfig, file: Path, ask: Callable[[bool], str], *, force: bool
+) -> MovedKey:
     """Write the key of this home to ``file``, sealed, mode 0600. ``ask(new)`` returns the
     passphrase. Raises Refused if the home has no key or the file exists and ``force`` is not given,
     UsageFault for a passphrase that is too short, LocalFault if the file cannot be written."""
@@ -53,10 +55,12 @@ def export_key(ours: NodeConfig, file: Path, ask: Callable[[bool], str], *, forc
         if not target.parent.is_dir():
             raise UsageFault(f"there is no directory {target.parent}", "make it first")
         write_atomically(target, raw)
-    return Moved(identity, target)
+    return MovedKey(identity, target)
 
 
-def import_key(ours: NodeConfig, file: Path, ask: Callable[[bool], str], *, force: bool) -> Moved:
+def import_key(
+    ours: NodeConfig, file: Path, ask: Callable[[bool], str], *, force: bool
+) -> MovedKey:
     """Make the key in ``file`` the key of this home. A key that is there is moved aside with
     ``force``, and a reason to refuse without. Raises Refused also while a daemon runs here and for
     a wrong passphrase, UsageFault for a file that is no exported key, LocalFault if the key cannot
@@ -75,7 +79,7 @@ def import_key(ours: NodeConfig, file: Path, ask: Callable[[bool], str], *, forc
     identity = open_sealed(raw, ask(False))
     if not there:
         identity.write_new(path)
-        return Moved(identity, path)
+        return MovedKey(identity, path)
     before = path.with_name(f"{path.name}.before-{time.time_ns()}")
     identity.path = path
     identity.lock()  # a daemon that starts now does not take the key that leaves
@@ -83,7 +87,7 @@ def import_key(ours: NodeConfig, file: Path, ask: Callable[[bool], str], *, forc
         identity.write_over(path, before)
     finally:
         identity.unlock()
-    return Moved(identity, path, before)
+    return MovedKey(identity, path, before)
 
 
 def passphrase_from(file: str) -> str:

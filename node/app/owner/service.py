@@ -17,7 +17,7 @@ from node.app.launch import PATIENCE_S, PROGRAM, as_flags
 from node.app.owner.systemd import (
     NoServiceManager,
     Systemd,
-    Unit,
+    SystemdUnit,
     booted,
     in_wsl,
     lingers,
@@ -78,7 +78,7 @@ def unit_name(ours: NodeConfig) -> str:
 
 def unit_of(
     ours: NodeConfig, wanted: Wanted, version: int = 0, environ: Mapping[str, str] | None = None
-) -> Unit:
+) -> SystemdUnit:
     """The unit that starts this home's daemon with these settings. ``version``: systemd's, 0 for an
     old one. Raises UsageFault for what cannot be in a unit."""
     env = environ
@@ -107,7 +107,7 @@ def unit_of(
     readable += [_absolute(word) for word in words if word.startswith("/")]
     readable += [_absolute(path) for name in _PATHS if (path := getattr(ours.node, name))]
     name = ours.node.name or ours.home.name
-    return Unit(
+    return SystemdUnit(
         description=f"tutti, a peer that trains a language model with others ({name})",
         command=tuple(words),
         home=ours.home,

@@ -134,7 +134,7 @@ def explained(ours: NodeConfig, name: str) -> Explained:
 
 
 @dataclass(frozen=True)
-class Changed:
+class SettingChange:
     """A change of the settings file. ``value``: the new one, None for none; ``before``: the value
     that the file had, None for none."""
 
@@ -165,7 +165,7 @@ class Changed:
         return f"not in force: {source} comes before {self.file}"
 
 
-def set_value(file: Path, name: str, text: str) -> Changed:
+def set_value(file: Path, name: str, text: str) -> SettingChange:
     """Keep a value in the user's file; comments and other settings in it stay. Raises UsageFault
     for a name or a value that is none, and for a file that is no TOML; LocalFault if it cannot be
     written."""
@@ -179,10 +179,10 @@ def set_value(file: Path, name: str, text: str) -> Changed:
             table = _table(document.setdefault(section, tomlkit.table()), section, file)
         before = table.get(key)
         table[key] = value
-    return Changed(name, value, _plain(before), file)
+    return SettingChange(name, value, _plain(before), file)
 
 
-def unset(file: Path, name: str) -> Changed:
+def unset(file: Path, name: str) -> SettingChange:
     """Take a value out of the user's file. Raises as :func:`set_value`, and UsageFault if the file
     does not have it."""
     name = named(name)
@@ -197,7 +197,7 @@ def unset(file: Path, name: str) -> Changed:
             )
         before = table[key]
         del table[key]
-    return Changed(name, None, _plain(before), file)
+    return SettingChange(name, None, _plain(before), file)
 
 
 def _table(item: Any, section: str, file: Path) -> MutableMapping[str, Any]:

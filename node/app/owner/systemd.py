@@ -68,7 +68,7 @@ class NoServiceManager(LocalFault):
 
 
 @dataclass(frozen=True)
-class Unit:
+class SystemdUnit:
     """A service of a user.
 
     ``command``: words of the process; ``readable``: files and directories that it needs; ``home``:
@@ -95,7 +95,7 @@ class Unit:
         """Content of the unit file. Raises UsageFault for a path that it cannot hold."""
         lines = [
             "# Written by  tutti service install , which replaces it.",
-            "[Unit]",
+            "[SystemdUnit]",
             f"Description={_specified(self.description)}",
             "Documentation=man:systemd.service(5)",
             "StartLimitIntervalSec=0",

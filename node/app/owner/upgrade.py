@@ -46,7 +46,7 @@ _ELSE = "see the project's changelog, or ask again later"
 
 
 @dataclass(frozen=True)
-class Offered:
+class OfferedVersion:
     """The answer of an index. ``newest``: newest version that this Python can run, "" for none;
     ``blocked``: a newer one that it cannot, "" for none; ``proven``: the index has the version that
     is installed here, so it speaks of the same project."""
@@ -66,7 +66,7 @@ class Offered:
         return asdict(self) | {"newer": self.newer, "update": update_commands(self.proven)}
 
 
-def check(index: str = "", deadline_s: float = DEADLINE_S) -> Offered:
+def check(index: str = "", deadline_s: float = DEADLINE_S) -> OfferedVersion:
     """Ask an index for the versions of this package; without one :data:`INDEX`. Raises UsageFault
     for an address that is not https (http on loopback), NetworkFault if nobody answers in time or
     not as an index does, Refused if the usual index is not proven to have this project."""
@@ -128,7 +128,7 @@ async def _get(url: str, deadline_s: float) -> bytes:
     return bytes(found)
 
 
-def _newest(files: list[Any]) -> Offered:
+def _newest(files: list[Any]) -> OfferedVersion:
     """The newest version among files that are not yanked. Files that say nothing sound are left
     out. Prereleases count if this is one."""
     here = Version(VERSION)
@@ -151,7 +151,7 @@ def _newest(files: list[Any]) -> Offered:
             blocked.append(version)
     newest = max(fits, default=None)
     beyond = [one for one in blocked if one > (newest or here)]
-    return Offered(VERSION, str(newest or ""), str(max(beyond, default="")), _proven(files))
+    return OfferedVersion(VERSION, str(newest or ""), str(max(beyond, default="")), _proven(files))
 
 
 def _proven(files: list[Any]) -> bool:
@@ -234,7 +234,7 @@ def _source() -> str:
     return shlex.quote(url) if url else ""
 
 
-def lines(offered: Offered | None) -> list[str]:
+def lines(offered: OfferedVersion | None) -> list[str]:
     """Lines for people. ``offered``: None if no index was asked."""
     said = [f"here     tutti {VERSION}"]
     if offered is not None:

@@ -78,7 +78,7 @@ OPEN = (*COMING, GroupPhase.WAITING)
 
 
 @dataclass(slots=True)
-class Stream:
+class StreamState:
     began: Began
     phase: GroupPhase = GroupPhase.HELD
 
@@ -147,7 +147,7 @@ class EpochCounts:
         out = self.idle | self.missing | self.barred | state.given | state.present | state.missing
         return self.current.members - self.current.listeners - out
 
-    def wanted(self, stream: Stream) -> frozenset[str]:
+    def wanted(self, stream: StreamState) -> frozenset[str]:
         """A contributor is answered with the parts it gave to; a listener with all of the group it
         asked for."""
         began = stream.began
@@ -165,7 +165,7 @@ class RoundMachine:
         self._held_total = held_total
         self._plans: dict[int, Planned] = {}
         self._epochs: dict[int, EpochCounts] = {}
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, StreamState] = {}
         self._floor = -1
 
     def handle(self, event: Event, now: float) -> list[Action]:
@@ -228,14 +228,14 @@ class RoundMachine:
         return actions
 
     def _knocked(self, knocked: Knocked) -> list[Action]:
-        stream = self._streams[knocked.stream] = Stream(knocked.unread())
+        stream = self._streams[knocked.stream] = StreamState(knocked.unread())
         peer = knocked.peer
         if sum(s.live and s.began.peer == peer for s in self._streams.values()) > MOST_OPEN:
             text = f"{MOST_OPEN} exchanges of this peer are under way here"
             return [self._refuse(knocked.stream, Kind.BUSY, text)]
         return self._admit(knocked.stream, stream)
 
-    def _admit(self, number: int, stream: Stream) -> list[Action]:
+    def _admit(self, number: int, stream: StreamState) -> list[Action]:
         """Read the head of a stream that has a place in a round open here; hold a stream that may
         get one, refuse any other."""
         round_id = stream.began.round
@@ -258,14 +258,14 @@ class RoundMachine:
         return [ReadHead(number)]
 
     def _began(self, began: Began, now: float) -> list[Action]:
-        stream = self._streams[began.stream] = Stream(began)
+        stream = self._streams[began.stream] = StreamState(began)
         actions = self._judge(began.stream, stream)
         epoch = self._epochs.get(began.round.epoch)
         if epoch is None:
             return actions
         return actions + self._step_if_ready(epoch, now)
 
-    def _judge(self, number: int, stream: Stream) -> list[Action]:
+    def _judge(self, number: int, stream: StreamState) -> list[Action]:
         """Read, put off, serve or refuse a stream with a known head."""
         began = stream.began
         if began.round.epoch <= self._floor:
@@ -367,7 +367,7 @@ class RoundMachine:
                 return self._refuse(number, kind, text, weight)
         return None
 
-    def _read(self, number: int, stream: Stream, epoch: EpochCounts) -> list[Action]:
+    def _read(self, number: int, stream: StreamState, epoch: EpochCounts) -> list[Action]:
         peer = stream.began.peer
         group = stream.began.group
         actions: list[Action] = [
@@ -382,11 +382,11 @@ class RoundMachine:
         epoch.groups[group].missing.discard(peer)
         return [*actions, Read(number)]
 
-    def _put_off(self, number: int, stream: Stream) -> Wait:
+    def _put_off(self, number: int, stream: StreamState) -> Wait:
         stream.phase = GroupPhase.WAITING
         return Wait(number)
 
-    def _hold(self, number: int, stream: Stream) -> list[Action]:
+    def _hold(self, number: int, stream: StreamState) -> list[Action]:
         """Keep a stream of a round that is not open here: for a member of its plan until the round
         opens, for any other peer for a moment, in which the plan may come."""
         peer = stream.began.peer
@@ -406,7 +406,7 @@ class RoundMachine:
             return []
         return [Wait(number)]
 
-    def _plan_of(self, stream: Stream) -> frozenset[PeerId] | None:
+    def _plan_of(self, stream: StreamState) -> frozenset[PeerId] | None:
         """Members of the plan that a stream names; None where that plan is not known here."""
         number = stream.began.round.epoch
         plan_hash = stream.began.plan_hash
@@ -422,7 +422,7 @@ class RoundMachine:
         """Return True if a plan known here has this peer as a member."""
         return any(peer in plan.members for plan in self._plans.values())
 
-    def _in_epoch(self, number: int) -> tuple[Stream, EpochCounts] | None:
+    def _in_epoch(self, number: int) -> tuple[StreamState, EpochCounts] | None:
         """The stream and its epoch; None where one of them is not known here."""
         stream = self._streams.get(number)
         if stream is None:
@@ -434,7 +434,7 @@ class RoundMachine:
 
     def _uploaded(self, number: int, now: float) -> list[Action]:
         match self._in_epoch(number):
-            case Stream(began=began, phase=GroupPhase.READING) as stream, epoch:
+            case StreamState(began=began, phase=GroupPhase.READING) as stream, epoch:
                 stream.phase = GroupPhase.WAITING
                 epoch.groups[began.group].given.add(began.peer)
                 return self._step_if_ready(epoch, now)
@@ -442,10 +442,10 @@ class RoundMachine:
 
     def _spoiled(self, number: int, kind: Kind, text: str, now: float) -> list[Action]:
         match self._in_epoch(number):
-            case Stream(began=began, phase=GroupPhase.READING), epoch:
+            case StreamState(began=began, phase=GroupPhase.READING), epoch:
                 epoch.barred.add(began.peer)  # its earlier contributions are fit, and stay
                 return [self._refuse(number, kind, text, 1.0), *self._step_if_ready(epoch, now)]
-            case Stream(phase=GroupPhase.OPENING), _:
+            case StreamState(phase=GroupPhase.OPENING), _:
                 return [self._refuse(number, kind, text, 1.0)]
         return []
 
@@ -571,7 +571,7 @@ class RoundMachine:
             for action in self._serve_if_fresh(n, s, epoch)
         ]
 
-    def _serve_if_fresh(self, number: int, stream: Stream, epoch: EpochCounts) -> list[Action]:
+    def _serve_if_fresh(self, number: int, stream: StreamState, epoch: EpochCounts) -> list[Action]:
         wanted = epoch.wanted(stream)
         if not wanted <= epoch.fresh:
             return []
@@ -590,5 +590,5 @@ class RoundMachine:
         self._streams[number].phase = GroupPhase.SETTLED
         return EndStream(number, kind, text, weight)
 
-    def _of_epoch(self, number: int) -> list[tuple[int, Stream]]:
+    def _of_epoch(self, number: int) -> list[tuple[int, StreamState]]:
         return sorted((n, s) for n, s in self._streams.items() if s.began.round.epoch == number)

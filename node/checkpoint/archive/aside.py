@@ -18,7 +18,7 @@ WATCH_S = 1.0
 """Seconds between two looks at work under way."""
 
 
-class Work:
+class ThreadWork:
     """Work of a thread that may be given up. ``moved``: time of its last block."""
 
     def __init__(self, clock: Clock) -> None:
@@ -46,13 +46,13 @@ class Aside:
         """Set while no thread works, also none that was given up and has not noticed."""
         self.free.set()
 
-    async def call(self, do: Callable[[Work], T]) -> T:
+    async def call(self, do: Callable[[ThreadWork], T]) -> T:
         """Call ``do`` on a thread of its own and return its result. Cancelled, it gives the work up
         and waits no longer. Raises what ``do`` raises, and LocalFault if another thread has not
         ended, or if nothing moves for :data:`STALL_S`."""
         if not self.free.is_set():
             raise LocalFault("the attempt before has not ended: the place does not answer")
-        work = Work(self._clock)
+        work = ThreadWork(self._clock)
         self.free.clear()
         loop = asyncio.get_running_loop()
         result: asyncio.Future[T] = loop.create_future()

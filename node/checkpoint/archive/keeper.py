@@ -13,10 +13,10 @@ from node.checkpoint.archive.aside import Aside
 from node.checkpoint.archive.machine import (
     ArchiveEvent,
     ArchiveSchedule,
+    AttemptFailed,
     Copied,
     Copy,
     Every,
-    Failed,
     OnDisk,
 )
 from node.checkpoint.archive.place import Archive, Whole
@@ -110,7 +110,7 @@ class ArchiveKeeper:
                 lambda work: self._archive.newest(self._stage)
             )
         except LocalFault as e:
-            self._tell(Failed(e.what))
+            self._tell(AttemptFailed(e.what))
 
     async def _step(self, there: OnDisk) -> None:
         for action in self._feed(there):
@@ -128,7 +128,7 @@ class ArchiveKeeper:
         except Interrupted:
             return  # its waiter was cancelled, and hears nothing
         except LocalFault as e:
-            self._tell(Failed(e.what))
+            self._tell(AttemptFailed(e.what))
             return
         self._done(whole, clock.now() - began)
 
@@ -152,7 +152,7 @@ class ArchiveKeeper:
             self._ports.journal.emit("checkpoint", "archive-untidy", text, "warning")
         self._untidy = whole.untidy
 
-    def _tell(self, event: Failed) -> None:
+    def _tell(self, event: AttemptFailed) -> None:
         """Report a failure, each reason once until a copy has succeeded."""
         news = event.why != self._schedule.why
         self._feed(event)

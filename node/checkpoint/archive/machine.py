@@ -73,13 +73,13 @@ class Copied:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class AttemptFailed:
     """An attempt has failed, for this reason."""
 
     why: str
 
 
-ArchiveEvent = OnDisk | Copied | Failed
+ArchiveEvent = OnDisk | Copied | AttemptFailed
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class ArchiveSchedule:
                 self.why = ""
                 self._busy = False
                 self._failures = 0
-            case Failed(why):
+            case AttemptFailed(why):
                 self.why = why
                 self._busy = False
                 self._again = now + min(RETRY_S * 2**self._failures, RETRY_MOST_S)

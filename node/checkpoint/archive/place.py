@@ -84,7 +84,7 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class CopyRecord:
     """Record of a copy in ``begun.json`` or ``whole.json``: the run, the peer, the stage, the epoch
     and the files of its checkpoint. ``lineage`` and ``number`` as in :class:`Whole`."""
 
@@ -112,7 +112,7 @@ class Page:
         return json.dumps(page, sort_keys=True, indent=1).encode()
 
     @classmethod
-    def parse(cls, raw: bytes) -> "Page":
+    def parse(cls, raw: bytes) -> "CopyRecord":
         """The inverse of :meth:`encode`. Raises Refused for bytes that are torn, garbled, too long
         or of another format."""
         if len(raw) > PAGE_LIMIT:
@@ -200,7 +200,7 @@ class Archive:
             found = self._whole(here, stage, epoch, self.me)
             number = 1 + max((w.number for w in self._wholes(stage, self.me)), default=0)
             files = {name: entry for name, (_, entry) in sources.items()}
-            page = Page(self._run_id, self.me, stage, epoch, files, line, number).encode()
+            page = CopyRecord(self._run_id, self.me, stage, epoch, files, line, number).encode()
             if found is not None and found.files[MANIFEST] == manifest:
                 if found.number + 1 < number:
                     # The run went back to this epoch or behind it, so it is the newest one again.
@@ -414,7 +414,7 @@ class Archive:
             return None
         return Whole(stage, epoch, page.peer, here, page.files, page.lineage, page.number)
 
-    def _page(self, here: str, name: str) -> Page | None:
+    def _page(self, here: str, name: str) -> CopyRecord | None:
         """The content of ``begun.json`` or ``whole.json``; None if the file is missing, torn or
         garbled."""
         try:
@@ -423,7 +423,7 @@ class Archive:
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError, Refused):
             return None
         try:
-            return Page.parse(raw)
+            return CopyRecord.parse(raw)
         except Refused:
             return None
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from node.commands.line.usage import Decorator, OneOf, Place, flag, option, repeatable
+from node.commands.line.usage import Decorator, FileArgument, OneOf, flag, option, repeatable
 from node.core.errors import UsageFault
 
 ROLES = ("auto", "ends", "stage", "rendezvous")
@@ -92,7 +92,7 @@ joins = repeatable(
 data_places = several(
     option(
         "--data",
-        type=Place(),
+        type=FileArgument(),
         metavar="PATH",
         help="Where the run's data is here: a file, or its directory.",
     ),
@@ -105,7 +105,7 @@ data_places = several(
     ),
     option(
         "--tokenizer",
-        type=Place(),
+        type=FileArgument(),
         metavar="PATH",
         help="Where the run's tokenizer.json is here, in the same way.",
     ),
@@ -153,7 +153,7 @@ run_settings = several(
     data_places,
     option(
         "--weights",
-        type=Place("dir"),
+        type=FileArgument("dir"),
         metavar="DIR",
         help="Where the model is that the run begins from; without it, it is fetched from others.",
     ),
@@ -167,13 +167,13 @@ run_settings = several(
     option("--log-format", type=OneOf(LOG_FORMATS), metavar="FORMAT", help="auto, text, json."),
     option(
         "--record",
-        type=Place(),
+        type=FileArgument(),
         metavar="FILE",
         help="Record the state machines, for a bug report: tutti replay.",
     ),
     option(
         "--tensorboard",
-        type=Place("dir"),
+        type=FileArgument("dir"),
         metavar="DIR",
         help="Write the curves of the run for TensorBoard there.",
     ),

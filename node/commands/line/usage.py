@@ -123,7 +123,7 @@ class OneOf(click.ParamType):
         return [CompletionItem(word) for word in self.words if word.startswith(incomplete)]
 
 
-class Place(click.types.StringParamType):
+class FileArgument(click.types.StringParamType):
     """Text that may name a file, or something else: shells complete it as the name of a file.
 
     :param kind: "file" or "dir".

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from node.commands.line import options, shared
-from node.commands.line.usage import Place, VerbGroup, argument, command, flag, option
+from node.commands.line.usage import FileArgument, VerbGroup, argument, command, flag, option
 from node.core import interrupts
 from node.core.errors import ExitCode, UsageFault
 
@@ -26,7 +26,7 @@ passphrase_file = option(
     "--passphrase-file",
     "passphrase",
     default="",
-    type=Place(),
+    type=FileArgument(),
     metavar="FILE",
     help="Take the passphrase from the first line of a file, - for stdin. Default: ask for it.",
 )

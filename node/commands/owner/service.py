@@ -4,7 +4,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from node.commands.line import options, shared
-from node.commands.line.usage import Place, VerbGroup, argument, command, flag, option, repeatable
+from node.commands.line.usage import (
+    FileArgument,
+    VerbGroup,
+    argument,
+    command,
+    flag,
+    option,
+    repeatable,
+)
 from node.core.errors import ExitCode
 
 
@@ -13,13 +21,13 @@ from node.core.errors import ExitCode
     "what",
     metavar="[swarm.toml]",
     default=None,
-    type=Place(),
+    type=FileArgument(),
     help="Default: the swarm used last, else a solo one.",
 )
 @flag("--now", help="Start it at once, too.")
 @repeatable(
     "--writable",
-    type=Place("dir"),
+    type=FileArgument("dir"),
     metavar="DIR",
     help="A directory that the daemon may write beside its home, for  tutti export; repeatable.",
 )

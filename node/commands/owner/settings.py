@@ -15,7 +15,7 @@ from node.control import terminal
 from node.core.errors import ExitCode, LocalFault, UsageFault
 
 if TYPE_CHECKING:
-    from node.app.owner.settings import Changed
+    from node.app.owner.settings import SettingChange
 
 
 def _names(ctx: click.Context, param: click.Parameter, incomplete: str) -> Sequence[str]:
@@ -130,7 +130,7 @@ def _print_without_verb(ctx: click.Context, **given: Any) -> int:
     return ExitCode.OK
 
 
-def _show(changed: Changed, file: Path | None, *, as_json: bool) -> int:
+def _show(changed: SettingChange, file: Path | None, *, as_json: bool) -> int:
     """Show a change of the settings file. Another fault in the settings is no fault of it."""
     try:
         note = changed.overruled(shared.config({"config": file}))

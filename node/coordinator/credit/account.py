@@ -19,7 +19,7 @@ from node.core.ids import ENDS, PeerId, short
 from node.core.journey import Path, Plan, Version
 
 
-class Ground(StrEnum):
+class CreditGround(StrEnum):
     """The reason for which a receipt, or an epoch of them, is refused."""
 
     MALFORMED = "malformed"
@@ -49,12 +49,12 @@ NOBODY = PeerId("")
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedCredit:
     """A refused statement, record or claim: the ground, the peer it concerns (its signer, or the
     worker of work that two peers claim; :data:`NOBODY` if no signer is to blame), the epoch, and
     one sentence."""
 
-    ground: Ground
+    ground: CreditGround
     peer: PeerId
     epoch: int
     text: str
@@ -71,7 +71,7 @@ class Gap:
 
 
 @dataclass
-class Account:
+class EpochAccount:
     """The tokens of one epoch by stage. ``receipts``: tokens with a receipt, by stage and worker;
     ``unsigned``: tokens without; ``left_out``: tokens that did not visit the stage."""
 
@@ -81,7 +81,7 @@ class Account:
     receipts: Counter[tuple[int, PeerId]] = field(default_factory=Counter)
     unsigned: Counter[Gap] = field(default_factory=Counter)
     left_out: Counter[int] = field(default_factory=Counter)
-    refused: list[Refused] = field(default_factory=list)
+    refused: list[RefusedCredit] = field(default_factory=list)
 
     def sums(self) -> dict[int, int]:
         """Receipts, unsigned and left-out tokens together, by stage: the epoch's tokens each."""
@@ -106,9 +106,9 @@ class Account:
                 missing[peer] += tokens
         return [peer for peer, _ in missing.most_common()]
 
-    def refuse(self, ground: Ground, peer: PeerId, text: str) -> None:
+    def refuse(self, ground: CreditGround, peer: PeerId, text: str) -> None:
         """Record a refusal."""
-        self.refused.append(Refused(ground, peer, self.epoch, text))
+        self.refused.append(RefusedCredit(ground, peer, self.epoch, text))
 
 
 Row = tuple[int, PeerId, PeerId]
@@ -121,7 +121,7 @@ def settle(
     dropped: Collection[int],
     tokens: int,
     statements: Mapping[PeerId, Statement],
-) -> Account:
+) -> EpochAccount:
     """Account of one epoch. ``plan``: its plan; ``made``: the version that it made; ``dropped``:
     micro-batches that do not count; ``tokens``: number of tokens counted in it; ``statements``:
     checked statements by signer."""
@@ -139,7 +139,7 @@ class _Settling:
         self._dropped = set(dropped)
         self._paths = {p.index: p for p in plan.paths if p.index not in self._dropped}
         stages = sorted({h.stage for p in plan.paths for h in p.hops})
-        self._account = Account(plan.epoch, tokens, (ENDS, *stages) if plan.paths else ())
+        self._account = EpochAccount(plan.epoch, tokens, (ENDS, *stages) if plan.paths else ())
         self._rows: dict[int, dict[PeerId, Row]] = {index: {} for index in self._paths}
         self._cleared = set[int]()
         """Micro-batches with sizes in doubt: no signer is believed about them."""
@@ -155,7 +155,7 @@ class _Settling:
                 by_stages[on] = {stage: i for i, stage in enumerate(on)}
             self._places[index] = by_stages[on]
 
-    def account(self, statements: Mapping[PeerId, Statement]) -> Account:
+    def account(self, statements: Mapping[PeerId, Statement]) -> EpochAccount:
         for signer in sorted(statements):
             self._read(signer, statements[signer])
         self._settle_sizes()
@@ -174,7 +174,7 @@ class _Settling:
             text = f"it and others claim micro-batch {indices[0]} at one stage"
             if len(indices) > 1:
                 text += f", and {len(indices) - 1} others"
-            self._account.refuse(Ground.DOUBLE, worker, text)
+            self._account.refuse(CreditGround.DOUBLE, worker, text)
         self._close(known, unknown)
         return self._account
 
@@ -185,12 +185,12 @@ class _Settling:
         account = self._account
         stage = self._stage.get(signer)
         if stage is None:
-            account.refuse(Ground.STRANGER, signer, "it did not work by this plan")
+            account.refuse(CreditGround.STRANGER, signer, "it did not work by this plan")
         elif (said.cell, said.made) != (self._plan.cell_id, self._made):
-            account.refuse(Ground.ELSEWHERE, signer, "its statement is of another version")
+            account.refuse(CreditGround.ELSEWHERE, signer, "its statement is of another version")
         elif said.tokens != account.tokens:
             text = f"it counts {said.tokens} tokens, the others {account.tokens}"
-            account.refuse(Ground.SUM, signer, text)
+            account.refuse(CreditGround.SUM, signer, text)
         else:
             self._take(signer, stage, said)
 
@@ -219,7 +219,7 @@ class _Settling:
             )
             if len(stolen) > 1:
                 text += f", and of {len(stolen) - 1} others"
-            self._account.refuse(Ground.STOLEN, signer, text)
+            self._account.refuse(CreditGround.STOLEN, signer, text)
 
     def _fits(self, path: Path, signer: PeerId, stage: int, row: Row) -> bool:
         """Return True if the signer can stand between this taker and this giver on the path."""
@@ -254,7 +254,7 @@ class _Settling:
                 text = f"it gives micro-batch {wrong[0]} {self._rows[wrong[0]][liar][0]} tokens"
                 if len(wrong) > 1:
                     text += f", and {len(wrong) - 1} others another size than they have"
-                self._account.refuse(Ground.SIZE, liar, text)
+                self._account.refuse(CreditGround.SIZE, liar, text)
             self._take_out(liars)
         self._clear([i for i in disputed if len(_sizes(self._rows[i])) > 1])
 
@@ -300,7 +300,7 @@ class _Settling:
         account = self._account
         known = sum(sum(_sizes(rows)) for rows in self._rows.values())
         text = f"its micro-batches have {known} tokens, and {account.tokens} were committed"
-        account.refuse(Ground.SUM, NOBODY, text)
+        account.refuse(CreditGround.SUM, NOBODY, text)
         self._clear([i for i, rows in self._rows.items() if len(rows) == 1])
         if not self._fits_without(()):
             self._clear(self._paths)

@@ -22,7 +22,13 @@ from typing import Protocol
 
 from node.consensus.voters import is_majority
 from node.consensus.votes import Certificate, CheckSignature, proof, signing_domain
-from node.coordinator.credit.account import NOBODY, Account, Ground, Refused, settle
+from node.coordinator.credit.account import (
+    NOBODY,
+    CreditGround,
+    EpochAccount,
+    RefusedCredit,
+    settle,
+)
 from node.coordinator.credit.record import EpochRecord
 from node.coordinator.credit.statement import Signed, Statement, work_domain
 from node.core.errors import WireError
@@ -33,7 +39,7 @@ Key = tuple[CellId, Version]
 """A cell, and the version that one of its epochs made."""
 
 
-class Source(Protocol):
+class RecordSource(Protocol):
     """A record, or a place from which it is loaded."""
 
     def load(self) -> EpochRecord:
@@ -49,8 +55,8 @@ class RunAudit:
     number of signatures that were checked."""
 
     run: str
-    accounts: list[Account] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
+    accounts: list[EpochAccount] = field(default_factory=list)
+    refused: list[RefusedCredit] = field(default_factory=list)
     open: Counter[int] = field(default_factory=Counter)
     signatures: int = 0
     rows: int = 0
@@ -95,7 +101,7 @@ class RunAudit:
         return sum(sum(a.left_out.values()) for a in self.accounts)
 
 
-def audit(files: Iterable[Iterable[Source]], check: CheckSignature) -> dict[str, RunAudit]:
+def audit(files: Iterable[Iterable[RecordSource]], check: CheckSignature) -> dict[str, RunAudit]:
     """Audit the records of files, by run; the file that is trusted most comes first. The same epoch
     may be in files of several peers: statements are put together, each counts once."""
     runs: dict[str, _Auditing] = {}
@@ -117,7 +123,7 @@ class _Found:
     number: int
     leader: PeerId
     claimed: set[int] = field(default_factory=set)
-    sources: list[Source] = field(default_factory=list)
+    sources: list[RecordSource] = field(default_factory=list)
 
 
 @dataclass
@@ -150,7 +156,7 @@ class _Auditing:
         self._vouched: dict[PeerId, set[bytes]] = {}
         """Hashes of statements that a checked statement of the same signer names."""
 
-    def add(self, file: int, source: Source, record: EpochRecord) -> None:
+    def add(self, file: int, source: RecordSource, record: EpochRecord) -> None:
         """Take a record of a file into the audit. It will be loaded again from ``source``."""
         plan = record.plan
         key = (plan.cell_id, record.made)
@@ -201,12 +207,12 @@ class _Auditing:
             tokens = max(epoch.claimed)
             a.open[number] += tokens
             text = f"no certificate of a majority proves its {tokens} tokens"
-            self._refuse(Ground.UNCERTIFIED, epoch, text)
+            self._refuse(CreditGround.UNCERTIFIED, epoch, text)
             return
         if self._counted.setdefault((cell, number), made) != made:
             a.open[number] += max(epoch.claimed)
             text = f"two histories of {short_cell(cell) or 'the run'} have it, and one counts"
-            self._refuse(Ground.DOUBLE, epoch, text)
+            self._refuse(CreditGround.DOUBLE, epoch, text)
             return
         statements = self._statements(epoch)
         tokens = self._tokens(epoch, self._proven.get(key), statements)
@@ -215,9 +221,11 @@ class _Auditing:
         a.refused += account.refused
         a.accounts.append(account)
 
-    def _refuse(self, ground: Ground, epoch: _Epoch, text: str, peer: PeerId | None = None) -> None:
+    def _refuse(
+        self, ground: CreditGround, epoch: _Epoch, text: str, peer: PeerId | None = None
+    ) -> None:
         about = epoch.plan.leader if peer is None else peer
-        self._audit.refused.append(Refused(ground, about, epoch.plan.epoch, text))
+        self._audit.refused.append(RefusedCredit(ground, about, epoch.plan.epoch, text))
 
     # ----------------------------------------------------------- certificates
 
@@ -257,7 +265,7 @@ class _Auditing:
         if epoch.claimed != {tokens}:
             wrong = max(epoch.claimed - {tokens})
             text = f"a record says {wrong} tokens, {tokens} count"
-            self._refuse(Ground.SUM, epoch, text, NOBODY)
+            self._refuse(CreditGround.SUM, epoch, text, NOBODY)
         return tokens
 
     # ----------------------------------------------------------- statements
@@ -270,15 +278,15 @@ class _Auditing:
             for _ in range(len(said) - len(honest)):
                 # Whoever wrote a record that holds it may have made it.
                 text = f"a statement in the name of {short(peer)} is not signed by it"
-                self._refuse(Ground.FORGED, epoch, text, NOBODY)
+                self._refuse(CreditGround.FORGED, epoch, text, NOBODY)
             parsed = dict[Statement, None]()
             for signed in honest:
                 try:
                     parsed[Statement.parse(signed.said)] = None
                 except WireError as e:
-                    self._refuse(Ground.MALFORMED, epoch, str(e), peer)
+                    self._refuse(CreditGround.MALFORMED, epoch, str(e), peer)
             if len(parsed) > 1:
-                self._refuse(Ground.DOUBLE, epoch, "it has signed two statements", peer)
+                self._refuse(CreditGround.DOUBLE, epoch, "it has signed two statements", peer)
             for statement in [*parsed][:2]:
                 if statement.before:
                     self._vouched.setdefault(peer, set()).add(statement.before)

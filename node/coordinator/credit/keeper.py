@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from node.consensus.votes import Certificate
-from node.coordinator.credit.account import NOBODY, Account, Ground, Refused, names, settle
+from node.coordinator.credit.account import (
+    NOBODY,
+    CreditGround,
+    EpochAccount,
+    RefusedCredit,
+    names,
+    settle,
+)
 from node.coordinator.credit.book import Book
 from node.coordinator.credit.record import EpochRecord
 from node.coordinator.credit.shared_note import PlanBytes, SharedNote
@@ -68,7 +75,7 @@ class Pending:
 
 
 @dataclass(frozen=True)
-class Asked:
+class ReceiptRequests:
     """A leader's requests to the members of a plan. ``plan``: its hash. ``receipts``: receipts that
     the leader gives for statements of work, None if it collects no statements. ``sketches``: True
     if it collects sketches of tensors."""
@@ -79,7 +86,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Shares:
+class CreditShares:
     """Work since this peer started, in tokens summed over stages: ``own`` with receipts for this
     peer, ``work`` by all peers, ``unsigned`` by this peer without a receipt. ``epochs``: number of
     epochs."""
@@ -98,13 +105,13 @@ class Credit:
         self._identity = identity
         self._pipeline = pipeline
         self.book = book
-        self.shares = Shares()
+        self.shares = CreditShares()
         self._last = b""
         """Hash of the statement that this peer signed last."""
         self._pending: Pending | None = None
-        self._heard = Asked()
+        self._heard = ReceiptRequests()
         """Requests in the newest plan that a leader sent."""
-        self._asked = Asked()
+        self._asked = ReceiptRequests()
         """Requests in the plan in force."""
         self._collected: tuple[str, dict[PeerId, Collected]] = "", {}
         """Hash of a plan that this peer leads, and the statements of its members."""
@@ -165,13 +172,13 @@ class Credit:
         receipts = None
         if note.HasField("receipts"):
             receipts = note.receipts
-        self._heard = Asked(plan.hash, receipts, note.inspects)
+        self._heard = ReceiptRequests(plan.hash, receipts, note.inspects)
 
     def follows(self, plan: Plan, certificate: Certificate | None) -> None:
         """A plan is in force. If it starts from the version that this peer has committed, the
         receipts of that epoch count, and are written. ``certificate``: the newest that this peer
         believes."""
-        self._asked = Asked()
+        self._asked = ReceiptRequests()
         if self._heard.plan == plan.hash:
             self._asked = self._heard
         receipts = self._asked.receipts
@@ -197,7 +204,7 @@ class Credit:
         try:
             return [Signed.of(r) for r in note.receipts]
         except WireError as e:
-            malformed = Refused(Ground.MALFORMED, plan.leader, plan.epoch, str(e))
+            malformed = RefusedCredit(CreditGround.MALFORMED, plan.leader, plan.epoch, str(e))
             self._say_refused(plan.epoch, [malformed])
             return []
 
@@ -217,7 +224,7 @@ class Credit:
             )
         self._say_refused(account.epoch, account.refused)
         for refused in account.refused:
-            if refused.ground is Ground.FORGED and refused.peer:
+            if refused.ground is CreditGround.FORGED and refused.peer:
                 kit.transport.fault(refused.peer, f"a statement of work: {refused.text}", 1.0)
         if why:
             kit.journal.emit(
@@ -237,7 +244,7 @@ class Credit:
             unsigned=unsigned,
         )
         s = self.shares
-        self.shares = Shares(s.own + own, s.work + work, s.unsigned + unsigned, s.epochs + 1)
+        self.shares = CreditShares(s.own + own, s.work + work, s.unsigned + unsigned, s.epochs + 1)
         if leads and account.unsigned:
             self._say_unsigned(account)
 
@@ -247,23 +254,23 @@ class Credit:
         signed: Sequence[Signed],
         certificate: Certificate | None,
         leads: bool,
-    ) -> tuple[Account, str]:
+    ) -> tuple[EpochAccount, str]:
         """The account of an epoch, and the reason why its record was not written. Blocks."""
         facts = self._kit.facts
         domain = work_domain(facts.run_id)
-        refused = list[tuple[Ground, PeerId, str]]()
+        refused = list[tuple[CreditGround, PeerId, str]]()
         good: dict[Signed, Statement] = {}
         for each in signed:
             if not is_signed(self._identity, each.peer, each.said, each.signature, domain):
                 # A member sends its leader its statement itself. Others get it from a leader, who
                 # checks it later: anybody on the way may have made it.
                 text = f"a statement in the name of {short(each.peer)} is not signed by it"
-                refused.append((Ground.FORGED, each.peer if leads else NOBODY, text))
+                refused.append((CreditGround.FORGED, each.peer if leads else NOBODY, text))
                 continue
             try:
                 good[each] = Statement.parse(each.said)
             except WireError as e:
-                refused.append((Ground.MALFORMED, each.peer, str(e)))
+                refused.append((CreditGround.MALFORMED, each.peer, str(e)))
         p = pending
         whole = EpochRecord(facts.run_id, p.plan, p.dropped, p.tokens, certificate, tuple(good))
         record = whole.fitting()
@@ -274,7 +281,7 @@ class Credit:
             account.refuse(*about)
         for each in good.keys() - set(record.signed):
             text = f"its statement of {len(each.said)} bytes has no room in the record"
-            account.refuse(Ground.ROOM, each.peer, text)
+            account.refuse(CreditGround.ROOM, each.peer, text)
         # Also without a statement: the chain of plans proves the tokens of earlier epochs.
         return account, self._written(record)
 
@@ -338,7 +345,7 @@ class Credit:
 
     # ----------------------------------------------------------- for people
 
-    def _say_refused(self, epoch: int, refused: Sequence[Refused]) -> None:
+    def _say_refused(self, epoch: int, refused: Sequence[RefusedCredit]) -> None:
         """Log the refusals of an epoch in one line: a peer can cause one for each micro-batch."""
         if not refused:
             return
@@ -360,7 +367,7 @@ class Credit:
             peers=[peer for peer, _ in peers.most_common(MOST_SAID)],
         )
 
-    def _say_unsigned(self, account: Account) -> None:
+    def _say_unsigned(self, account: EpochAccount) -> None:
         now = self._kit.clock.now()
         if now - self._said_at < SAY_EVERY_S:
             return

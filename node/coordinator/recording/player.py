@@ -15,8 +15,8 @@ from node.coordinator.recording.chain import (
     text_of,
 )
 from node.coordinator.recording.recorder import LEADER, MEMBER
-from node.coordinator.recording.setup import FORMAT, LeaderStart, MemberStart, Setup
-from node.coordinator.recording.values import Reader, Writer
+from node.coordinator.recording.setup import FORMAT, LeaderStart, MemberStart, RecordingSetup
+from node.coordinator.recording.values import ValueReader, ValueWriter
 from node.core.errors import TuttiError, WireError
 from node.core.newest import Newest
 from node.core.version import VERSION
@@ -72,7 +72,7 @@ class Played:
     ``events``, counted by machine; none after ``difference``. ``end``: why the recording ended,
     empty for one that did not end in order; ``early``: before its daemon."""
 
-    setup: Setup | None = None
+    setup: RecordingSetup | None = None
     records: int = 0
     machines: Counter[str] = field(default_factory=Counter)
     events: Counter[str] = field(default_factory=Counter)
@@ -112,10 +112,10 @@ class Player:
         self._shared: dict[str, Any] = {}
         self._rules: dict[str, Rules] = {}
         self._searches: Newest[str, SearchJob] = Newest(SEARCHES)
-        self._reader = Reader(self._shared, self._searches)
+        self._reader = ValueReader(self._shared, self._searches)
         self._found: dict[str, Any] = {}
         """Plans and sets of the newest actions of a fresh machine, which the recording lacks."""
-        self._writer = Writer(self._name)
+        self._writer = ValueWriter(self._name)
         self._machines: dict[str, Machine] = {}
 
     def play(self, lines: Iterable[bytes]) -> Played:
@@ -154,7 +154,7 @@ class Player:
             case {"recording": number, "setup": setup} if self.played.setup is None:
                 if number != FORMAT:
                     raise WireError(f"format {number}, and this tutti reads format {FORMAT}")
-                self.played.setup = self._reader.fields(setup, Setup)
+                self.played.setup = self._reader.fields(setup, RecordingSetup)
             case _ if self.played.setup is None:
                 raise WireError("a recording begins with its setup")
             case {"end": str(why)}:
@@ -173,7 +173,7 @@ class Player:
             case _:
                 raise WireError("unknown")
 
-    def _start(self, machine: str, start: Any, setup: Setup) -> None:
+    def _start(self, machine: str, start: Any, setup: RecordingSetup) -> None:
         self.played.machines[machine] += 1
         if machine == MEMBER:
             m = self._reader.fields(start, MemberStart)

@@ -8,8 +8,8 @@ from typing import Any
 
 from node.consensus.rules import Read, Rules
 from node.coordinator.recording.chain import Chain
-from node.coordinator.recording.setup import FORMAT, LeaderStart, MemberStart, Setup
-from node.coordinator.recording.values import Writer
+from node.coordinator.recording.setup import FORMAT, LeaderStart, MemberStart, RecordingSetup
+from node.coordinator.recording.values import ValueWriter
 from node.core.ids import PeerId
 from node.core.journey import Version
 from node.core.version import VERSION
@@ -45,7 +45,7 @@ class Recorder:
         self._written = 0
         self._shared: set[str] = set()
         self._read: set[str] = set()
-        self._writer = Writer(self._share)
+        self._writer = ValueWriter(self._share)
         self.ended = False
 
     def begin(
@@ -56,7 +56,7 @@ class Recorder:
         parts: Mapping[int, tuple[ParameterPart, ...]],
     ) -> None:
         """Write the setup, before any machine starts. ``peer``: the peer that is recorded."""
-        setup = Setup.of(VERSION, peer, facts, scheduler, parts)
+        setup = RecordingSetup.of(VERSION, peer, facts, scheduler, parts)
         self._line({"recording": FORMAT, "setup": self._writer.fields(setup)})
 
     def reads(self, read: Read) -> Read:

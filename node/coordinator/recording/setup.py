@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from node.consensus.rules import Rules
-from node.coordinator.recording.values import Group
+from node.coordinator.recording.values import ValueGroup
 from node.core.errors import Refused
 from node.core.ids import NO_CELL, CellId, PeerId
 from node.core.journey import MOST_PATHS, Plan, Version
@@ -31,7 +31,7 @@ FORMAT = 2
 
 
 @dataclass(frozen=True)
-class RunNumbers(Group):
+class RunNumbers(ValueGroup):
     """The amounts of a run, as in :class:`~node.epoch.facts.RunFacts`."""
 
     stages: int
@@ -45,7 +45,7 @@ class RunNumbers(Group):
 
 
 @dataclass(frozen=True)
-class Setup:
+class RecordingSetup:
     """The first record of a recording. ``version``: the tutti that wrote it; ``peer``: the peer
     that recorded itself. ``scheduler`` and ``parts`` (by stage) are what paths and owners are made
     from."""
@@ -73,7 +73,7 @@ class Setup:
         facts: RunFacts,
         scheduler: SchedulerSettings,
         parts: Mapping[int, tuple[ParameterPart, ...]],
-    ) -> "Setup":
+    ) -> "RecordingSetup":
         """The setup of a peer that plans with these facts."""
         run = RunNumbers(**{one.name: getattr(facts, one.name) for one in fields(RunNumbers)})
         return cls(version, peer, run, facts.batch, facts.evaluation, scheduler, dict(parts))

@@ -33,11 +33,11 @@ BESIDE = (Capacity, EpochTally, OuterReport, Membership, GlobalBatch, Evaluation
 """Groups of fields that a record has beside the other fields of the value around them."""
 
 
-class Group:
+class ValueGroup:
     """Base of a dataclass that is such a group too."""
 
 
-class Writer:
+class ValueWriter:
     """Converts values to JSON. ``share(name, document)`` is called with every plan and every large
     set, before the value in which it is named; the receiver keeps each once."""
 
@@ -113,12 +113,12 @@ def search_name(job: SearchJob) -> str:
     for row in job.problem.delays:  # a million numbers among a thousand peers: text takes a second
         digest.update(struct.pack(f"<{len(row)}d", *row))
     rest = dataclasses.replace(job, problem=dataclasses.replace(job.problem, delays=()))
-    writer = Writer(lambda name, document: None)
+    writer = ValueWriter(lambda name, document: None)
     digest.update(text_of(writer.fields(rest)).encode())
     return digest.hexdigest()[:NAME]
 
 
-class Reader:
+class ValueReader:
     """Converts JSON to values. ``shared``: documents of plans and sets by name; ``searches``: the
     searches that the machine has asked for, by name."""
 
@@ -283,4 +283,4 @@ def _hints(kind: type[Any]) -> Mapping[str, Any]:
 
 def _is_group(kind: Any) -> bool:
     """Return True for a dataclass whose fields stand beside those of the value around it."""
-    return kind in BESIDE or (isinstance(kind, type) and issubclass(kind, Group))
+    return kind in BESIDE or (isinstance(kind, type) and issubclass(kind, ValueGroup))

@@ -87,7 +87,7 @@ def _exactly(size: int) -> bytes:
     return bytes(found)
 
 
-class Source:
+class CallFile:
     """The file of a call, for libraries that want a file: each read asks the parent for bytes."""
 
     closed = False
@@ -191,7 +191,7 @@ def serve(cpu_s: int) -> None:
     from node.data.confined.rows import Reader, Unfit
 
     tokenizer = Tokenizer()
-    reader = Reader(Source)
+    reader = Reader(CallFile)
     operations: dict[str, Callable[[dict[str, Any], bytes], Answer]] = {
         "template": reader.load,
         "prompt": reader.prompt,

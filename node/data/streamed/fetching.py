@@ -108,7 +108,7 @@ def host_entry(url: str) -> tuple[str, ...]:
     return (join_host(parts.hostname, port),)
 
 
-class Turned(UsageFault):
+class TurnedDown(UsageFault):
     """A server turns a request down, with this ``status``."""
 
     def __init__(self, url: str, status: int) -> None:
@@ -274,7 +274,7 @@ def asked(
             if status in _TRY_LATER or (status >= 500 and status != NOT_IMPLEMENTED):
                 raise NetworkFault(f"{url}: the server says {status}", "it is asked again")
             if not answer.is_success:
-                raise Turned(url, status)
+                raise TurnedDown(url, status)
             yield answer
         finally:
             answer.close()

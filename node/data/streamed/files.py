@@ -25,7 +25,7 @@ from node.data.confined.process import Pool, explained
 from node.data.kinds import FileKind
 from node.data.library import check_installed
 from node.data.places import open_regular
-from node.data.streamed.fetching import CHANGED, FORBIDDEN, Forbidden, Turned, asked
+from node.data.streamed.fetching import CHANGED, FORBIDDEN, Forbidden, TurnedDown, asked
 
 WHOLE = 64 << 20
 """Size in bytes up to which a shard is fetched whole, and its hash compared. Of a larger one only
@@ -126,7 +126,7 @@ class Files:
         try:
             try:
                 return self._part(shard, start, stop, tag)
-            except Turned as e:
+            except TurnedDown as e:
                 # Some servers give a version another tag where they pack it, and know only one.
                 if e.status != CHANGED or not tag:
                     raise
@@ -172,7 +172,7 @@ class Files:
             since = self._forbidden.setdefault(url, time.monotonic())
             if time.monotonic() - since < FORBIDDEN_S:
                 raise
-            raise Turned(url, FORBIDDEN) from e
+            raise TurnedDown(url, FORBIDDEN) from e
 
     def _tag(self, shard: Shard) -> str:
         """The tag of a shard's version at its server, which is asked once, when the shard is first
@@ -456,7 +456,7 @@ def size_and_tag(url: str, client: httpx2.Client) -> tuple[int, str]:
     Raises NetworkFault and UsageFault."""
     size = None
     tag = ""
-    with contextlib.suppress(Turned, Forbidden), asked(url, client, "HEAD") as answer:
+    with contextlib.suppress(TurnedDown, Forbidden), asked(url, client, "HEAD") as answer:
         tag = answer.headers.get("etag", "")
         if not is_packed(answer, url):
             size = whole_number(answer.headers.get("content-length", ""))

@@ -54,7 +54,7 @@ FETCH_SHARE, FETCH_MOST_S = 0.1, 4.0
 epoch begins. Tensors wait for a little longer until it has begun."""
 
 
-class Deadlines:
+class EpochDeadlines:
     """Time limits of one run. ``operations`` of a micro-batch at each stage and ``steps`` of each
     part are the run's (:class:`RunFacts`)."""
 

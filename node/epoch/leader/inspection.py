@@ -17,7 +17,7 @@ from statistics import fmean, median
 
 from node.core.ids import PeerId
 from node.core.newest import Newest
-from node.epoch.peers.observations import Kind, Observation, Observed
+from node.epoch.peers.observations import Observation, Observed, TensorKind
 from node.pipeline.events import Direction
 
 FLOORS = (0.05, 0.05)
@@ -108,19 +108,19 @@ class Deviation:
 
 
 @dataclass(slots=True)
-class Record:
+class InspectionRecord:
     """The last epochs of one peer. ``deviations``: by kind and number of the measure;
     ``contradicted``: for each epoch the peers that it contradicted."""
 
-    deviations: dict[tuple[Kind, int], deque[Deviation]] = field(default_factory=dict)
+    deviations: dict[tuple[TensorKind, int], deque[Deviation]] = field(default_factory=dict)
     contradicted: deque[set[PeerId]] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
-    def add(self, kind: Kind, measure: int, deviation: Deviation) -> None:
+    def add(self, kind: TensorKind, measure: int, deviation: Deviation) -> None:
         """One more epoch."""
         known = self.deviations.setdefault((kind, measure), deque(maxlen=WINDOW))
         known.append(deviation)
 
-    def mean(self, about: tuple[Kind, int]) -> float:
+    def mean(self, about: tuple[TensorKind, int]) -> float:
         """Mean deviation over the epochs of one kind and measure."""
         epochs = self.deviations[about]
         return sum(d.by * d.count for d in epochs) / sum(d.count for d in epochs)
@@ -135,7 +135,7 @@ class Liar:
 
 
 Sample = list[Observation]
-Samples = Mapping[Kind, Mapping[PeerId, Sample]]
+Samples = Mapping[TensorKind, Mapping[PeerId, Sample]]
 Measure = Callable[[Observation], float]
 MEASURES: tuple[Measure, ...] = (lambda o: o.likeness, lambda o: o.growth)
 
@@ -144,8 +144,8 @@ class Inspection:
     """The usual tensors of one cell, and the newest epochs of its members."""
 
     def __init__(self) -> None:
-        self._usual: Newest[tuple[Kind, int], Usual] = Newest(KEPT)
-        self._records: Newest[PeerId, Record] = Newest(KEPT)
+        self._usual: Newest[tuple[TensorKind, int], Usual] = Newest(KEPT)
+        self._records: Newest[PeerId, InspectionRecord] = Newest(KEPT)
         self._apart: frozenset[frozenset[PeerId]] = frozenset()
         self._floors = list(FLOORS)
         """Tolerance of each measure: :data:`FLOORS`, plus the usual difference of replicas."""
@@ -197,7 +197,7 @@ class Inspection:
         return frozenset(pairs)
 
     def _forget(
-        self, samples: Samples, found: Mapping[tuple[Kind, int], Mapping[PeerId, Deviation]]
+        self, samples: Samples, found: Mapping[tuple[TensorKind, int], Mapping[PeerId, Deviation]]
     ) -> None:
         """Delete the usual values of kinds without a consensus: two replicas differ, and both are
         far from the usual value. The model has changed, and the old value could later be nearer to
@@ -207,7 +207,9 @@ class Inspection:
                 if len(of) > 1 and (kind, number) not in found:
                     self._usual.pop((kind, number), None)
 
-    def _differ(self, deviations: Mapping[tuple[Kind, int], Mapping[PeerId, Deviation]]) -> None:
+    def _differ(
+        self, deviations: Mapping[tuple[TensorKind, int], Mapping[PeerId, Deviation]]
+    ) -> None:
         """Learn by how much replicas differ: devices or texts may make them. The median over all
         stages, which no liar moves."""
         for number, floor in enumerate(FLOORS):
@@ -225,10 +227,10 @@ class Inspection:
 
     def _deviations(
         self, samples: Samples, epoch: int
-    ) -> dict[tuple[Kind, int], dict[PeerId, Deviation]]:
+    ) -> dict[tuple[TensorKind, int], dict[PeerId, Deviation]]:
         """Deviations of the replicas from their consensus, where there is one, by kind and
         measure."""
-        found: dict[tuple[Kind, int], dict[PeerId, Deviation]] = {}
+        found: dict[tuple[TensorKind, int], dict[PeerId, Deviation]] = {}
         young = all(usual.epochs < KNOWN for usual in self._usual.values())
         for number, measure in enumerate(MEASURES):
             means = {
@@ -257,7 +259,7 @@ class Inspection:
                 }
         return found
 
-    def _of(self, kind: Kind, number: int, epoch: int) -> Usual:
+    def _of(self, kind: TensorKind, number: int, epoch: int) -> Usual:
         usual = self._usual.get((kind, number))
         if usual is None or epoch - usual.last > OLD:
             usual = Usual(FIRST_SPREADS[number])
@@ -265,7 +267,7 @@ class Inspection:
 
     def _learn(
         self,
-        kind: Kind,
+        kind: TensorKind,
         number: int,
         samples: Mapping[PeerId, Sample],
         found: Mapping[PeerId, Deviation],
@@ -291,8 +293,8 @@ class Inspection:
 
     # ----------------------------------------------------------- several epochs
 
-    def _record(self, peer: PeerId) -> Record:
-        record = self._records.get(peer) or Record()
+    def _record(self, peer: PeerId) -> InspectionRecord:
+        record = self._records.get(peer) or InspectionRecord()
         self._records[peer] = record
         return record
 
@@ -300,7 +302,7 @@ class Inspection:
         """Liars among the peers ``present`` in this epoch, by their records. Deletes the records of
         these liars, and of all replicas the deviations in the kinds that proved a lie."""
         found = dict.fromkeys(self._denying(present, me), DENIED)
-        kinds: dict[tuple[Kind, int], dict[PeerId, float]] = {}
+        kinds: dict[tuple[TensorKind, int], dict[PeerId, float]] = {}
         for peer in sorted(present):
             record = self._record(peer)
             for about in record.deviations:
@@ -333,7 +335,9 @@ class Inspection:
                 found.append(peer)
         return found
 
-    def _is_proven(self, record: Record, kind: Kind, number: int, me: PeerId) -> bool:
+    def _is_proven(
+        self, record: InspectionRecord, kind: TensorKind, number: int, me: PeerId
+    ) -> bool:
         """Return True if the epochs of this peer together are beyond what chance explains. Where it
         reports nothing itself, two senders and two receivers or this leader must have seen that:
         one of them may lie."""
@@ -404,8 +408,8 @@ def _with_witnesses(deviation: Deviation, sample: Sample) -> Deviation:
     return replace(deviation, senders=senders, receivers=frozenset(o.receiver for o in sample))
 
 
-def _sampled(observations: Iterable[Observation]) -> dict[Kind, dict[PeerId, Sample]]:
-    found: dict[Kind, dict[PeerId, Sample]] = {}
+def _sampled(observations: Iterable[Observation]) -> dict[TensorKind, dict[PeerId, Sample]]:
+    found: dict[TensorKind, dict[PeerId, Sample]] = {}
     for o in observations:
         found.setdefault(o.kind, {}).setdefault(o.peer, []).append(o)
     return found

@@ -18,7 +18,7 @@ from node.epoch.events import RecordFact
 from node.epoch.facts import RunFacts
 from node.epoch.leader import reports
 from node.epoch.leader.attempt import EpochAttempt
-from node.epoch.leader.deadlines import Deadlines
+from node.epoch.leader.deadlines import EpochDeadlines
 from node.epoch.leader.division import Division
 from node.epoch.leader.plan_start import PlanStart
 from node.epoch.leader.roster import Roster
@@ -70,7 +70,7 @@ class Planning:
         self.rules = rules
         self.terms = PlanTerms(term)
         self.routing = Routing(facts, history)
-        self.deadlines = Deadlines(facts)
+        self.deadlines = EpochDeadlines(facts)
         self.windows = Windows()
         self.division = Division(me, facts, cell)
         self._left_out: tuple[int, ...] = ()

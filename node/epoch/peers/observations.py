@@ -46,7 +46,7 @@ VISITS = 128
 between two epochs, on its event loop."""
 
 
-class Kind(NamedTuple):
+class TensorKind(NamedTuple):
     """Tensors that are comparable: they left ``stage`` in one direction, after another stage
     (``after``) had sent its own."""
 
@@ -63,7 +63,7 @@ class Observation:
     peer itself reports the same."""
 
     peer: PeerId
-    kind: Kind
+    kind: TensorKind
     index: int
     place: int
     sender: PeerId
@@ -266,9 +266,9 @@ def _compared(
     pairs = [pair for t in triples for pair in t.tensors(coarse)]
     likeness, growth = table.compare([came for came, _ in pairs], [sent for _, sent in pairs])
     for i, t in enumerate(triples):
-        forward = Kind(t.stage, Direction.FORWARD, t.stages[0]), t.place, t.taker, t.giver
+        forward = TensorKind(t.stage, Direction.FORWARD, t.stages[0]), t.place, t.taker, t.giver
         backward = (
-            Kind(t.stage, Direction.BACKWARD, t.stages[1]),
+            TensorKind(t.stage, Direction.BACKWARD, t.stages[1]),
             t.last - t.place,
             t.giver,
             t.taker,

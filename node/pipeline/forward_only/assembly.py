@@ -8,10 +8,10 @@ from node.pipeline.forward_only.reading import ForwardReading
 from node.pipeline.forward_only.requests import ForwardRequests
 from node.pipeline.forward_only.visits import ForwardVisits
 from node.pipeline.hops.assembly import Hops
-from node.pipeline.hops.ports import Host
+from node.pipeline.hops.ports import PipelineHost
 
 
-def connect(host: Host, hops: Hops, jobs: ForwardJobs, stage: int) -> ForwardRequests:
+def connect(host: PipelineHost, hops: Hops, jobs: ForwardJobs, stage: int) -> ForwardRequests:
     """Make both sides of forward-only work of the peer that hosts ``stage``."""
     machine = hops.driver.machine
     shape = hops.planned.shape

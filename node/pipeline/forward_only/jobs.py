@@ -15,7 +15,7 @@ from node.model.text_cache import TextCache
 from node.pipeline.device import Priority
 from node.pipeline.forward_only.batcher import Batcher
 from node.pipeline.frames import FrameReader, FrameShape, Incoming
-from node.pipeline.hops.ports import Host
+from node.pipeline.hops.ports import PipelineHost
 from node.pipeline.texts import IDLE_S, TextKey, TextTable
 from node.pipeline.visit_buffers import COMPUTE_ERRORS, StageMath, TextStep
 
@@ -41,7 +41,9 @@ class ForwardJobs:
     """The jobs of forward-only work on the device thread. ``texts``: keys and values that are kept
     between the turns of a text."""
 
-    def __init__(self, host: Host, math: StageMath, shape: FrameShape, texts: TextTable) -> None:
+    def __init__(
+        self, host: PipelineHost, math: StageMath, shape: FrameShape, texts: TextTable
+    ) -> None:
         self._host = host
         self._math = math
         self._shape = shape

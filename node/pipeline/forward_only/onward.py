@@ -12,7 +12,7 @@ from node.pipeline.events import Claim, Direction, Trouble
 from node.pipeline.frames import FrameShape, frames
 from node.pipeline.hops.calls import PeerCalls
 from node.pipeline.machine import PipelineMachine
-from node.pipeline.route import Delivery, Pause
+from node.pipeline.route import Delivery, RoutePause
 from node.pipeline.timing import Timing
 from node.wire.tensors import Buffer
 from protos import pipeline_pb2 as pb
@@ -63,7 +63,7 @@ class Onward:
             choice = delivery.choose(target.peer, replicas, machine.suspects, clock.now())
             if choice is None:
                 raise PeerFault(target.peer, f"no live replica of stage {target.stage}")
-            if isinstance(choice, Pause):
+            if isinstance(choice, RoutePause):
                 await asyncio.sleep(choice.seconds)
                 continue
             journey = (

@@ -15,7 +15,7 @@ from node.pipeline.forward_only.reading import ForwardReading
 from node.pipeline.frames import FrameReader, FrameShape, Incoming, loose_shape
 from node.pipeline.hops.deadlines import Deadlines
 from node.pipeline.hops.notes import Notes
-from node.pipeline.hops.ports import Host
+from node.pipeline.hops.ports import PipelineHost
 from node.pipeline.hops.receipts import say
 from node.pipeline.visit_buffers import COMPUTE_ERRORS
 from protos import pipeline_pb2 as pb
@@ -27,7 +27,7 @@ class ForwardVisits:
 
     def __init__(
         self,
-        host: Host,
+        host: PipelineHost,
         shape: FrameShape,
         deadlines: Deadlines,
         jobs: ForwardJobs,

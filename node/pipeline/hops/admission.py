@@ -17,7 +17,7 @@ ROOM_WAIT = 0.25
 the computation."""
 
 
-class Admission:
+class FrameAdmission:
     """The check of a frame before its tensor is read. ``plan_wait_s``: seconds that a frame waits
     for its plan, if the plan has not arrived yet."""
 

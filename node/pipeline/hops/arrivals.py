@@ -7,7 +7,7 @@ from node.core.clock import Clock
 from node.core.ids import PeerId
 from node.pipeline.events import Action, Claim, Direction, Say, TensorReceived
 from node.pipeline.frames import Incoming
-from node.pipeline.hops.admission import Admission
+from node.pipeline.hops.admission import FrameAdmission
 from node.pipeline.hops.driver import MachineDriver
 from node.pipeline.hops.intake import FrameIntake
 from node.pipeline.hops.keeper import StashKeeper
@@ -27,7 +27,7 @@ class Arrivals:
         clock: Clock,
         driver: MachineDriver,
         planned: PlannedWork,
-        admission: Admission,
+        admission: FrameAdmission,
         intake: FrameIntake,
         *,
         stash: Stash,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from node.pipeline.events import Action
 from node.pipeline.frames import FrameShape
 from node.pipeline.guard import Guard
-from node.pipeline.hops.admission import Admission
+from node.pipeline.hops.admission import FrameAdmission
 from node.pipeline.hops.arrivals import Arrivals
 from node.pipeline.hops.calls import PeerCalls
 from node.pipeline.hops.changes import Changes
@@ -19,7 +19,7 @@ from node.pipeline.hops.intake import FrameIntake
 from node.pipeline.hops.keeper import StashKeeper
 from node.pipeline.hops.notes import Notes
 from node.pipeline.hops.planned import PlannedWork
-from node.pipeline.hops.ports import Host
+from node.pipeline.hops.ports import PipelineHost
 from node.pipeline.hops.sender import Sender
 from node.pipeline.hops.stash import Stash
 from node.pipeline.hops.streams import OpenStreams
@@ -47,7 +47,7 @@ class Hops:
 
 
 def connect(
-    host: Host,
+    host: PipelineHost,
     machine: PipelineMachine,
     shape: FrameShape,
     math: StageMath,
@@ -86,17 +86,19 @@ def connect(
 
 
 def called_side(
-    host: Host, hops: Hops, forward_only: ForwardOnly, *, plan_wait_s: float
+    host: PipelineHost, hops: Hops, forward_only: ForwardOnly, *, plan_wait_s: float
 ) -> Inbound:
     """Make the service that other peers call. ``plan_wait_s``: seconds, as in
-    :class:`Admission`."""
+    :class:`FrameAdmission`."""
     driver = hops.driver
     planned = hops.planned
     stash = hops.stash
     keeper = hops.keeper
     deadlines = hops.deadlines
     streams = OpenStreams(deadlines)
-    admission = Admission(driver, planned, keeper, deadlines, hops.changes, plan_wait_s=plan_wait_s)
+    admission = FrameAdmission(
+        driver, planned, keeper, deadlines, hops.changes, plan_wait_s=plan_wait_s
+    )
     arrivals = Arrivals(
         host.clock,
         driver,

@@ -10,7 +10,7 @@ from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.pipeline.events import Direction, Trouble
 from node.pipeline.hops.deadlines import Deadlines
-from node.pipeline.hops.ports import Host
+from node.pipeline.hops.ports import PipelineHost
 from node.transport.port import EOF, answers, printable
 from protos import pipeline_pb2 as pb
 from protos.pipeline_pb2_grpc import PipelineStub
@@ -31,7 +31,7 @@ class AlreadyThere(PeerFault):
 class PeerCalls:
     """The calling side of the service. Every call ends within :attr:`Deadlines.hop_s` seconds."""
 
-    def __init__(self, host: Host, deadlines: Deadlines) -> None:
+    def __init__(self, host: PipelineHost, deadlines: Deadlines) -> None:
         self._transport = host.transport
         self._clock = host.clock
         self._telemetry = host.telemetry

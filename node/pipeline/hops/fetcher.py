@@ -12,7 +12,7 @@ from node.pipeline.hops.calls import AlreadyThere, PeerCalls
 from node.pipeline.hops.driver import MachineDriver
 from node.pipeline.hops.intake import FrameIntake
 from node.pipeline.hops.planned import PlannedWork
-from node.pipeline.hops.ports import Host
+from node.pipeline.hops.ports import PipelineHost
 from node.pipeline.hops.stash import Stash
 from node.pipeline.route import beside
 from node.transport.port import EOF
@@ -24,7 +24,7 @@ class Fetcher:
 
     def __init__(
         self,
-        host: Host,
+        host: PipelineHost,
         calls: PeerCalls,
         driver: MachineDriver,
         stash: Stash,

@@ -6,7 +6,7 @@ from typing import Any
 
 from node.core.ids import PeerId
 from node.pipeline.frames import FrameReader, FrameShape, read_chunks
-from node.pipeline.hops.ports import Host
+from node.pipeline.hops.ports import PipelineHost
 from node.pipeline.visit_buffers import StageMath
 from protos import pipeline_pb2 as pb
 
@@ -20,7 +20,7 @@ class FrameIntake:
     :meth:`read` returns a long tensor, its norm is known. With concurrent lanes its numbers are on
     the device, if the device has memory for them."""
 
-    def __init__(self, host: Host, shape: FrameShape, math: StageMath) -> None:
+    def __init__(self, host: PipelineHost, shape: FrameShape, math: StageMath) -> None:
         self._host = host
         self._shape = shape
         self._math = math

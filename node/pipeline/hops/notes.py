@@ -7,7 +7,7 @@ from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.pipeline.events import Key
 from node.pipeline.hops.calls import PeerCalls
-from node.pipeline.hops.ports import Host
+from node.pipeline.hops.ports import PipelineHost
 from node.pipeline.machine import PipelineMachine
 from protos import pipeline_pb2 as pb
 
@@ -21,7 +21,7 @@ NOTE_PAUSE_S = 0.2
 class Notes:
     """Sends the notes, and keeps the micro-batches that the next note to each peer will name."""
 
-    def __init__(self, host: Host, calls: PeerCalls, machine: PipelineMachine) -> None:
+    def __init__(self, host: PipelineHost, calls: PeerCalls, machine: PipelineMachine) -> None:
         self._host = host
         self._calls = calls
         self._machine = machine

@@ -23,7 +23,7 @@ class Telemetry(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Host:
+class PipelineHost:
     """The process around a pipeline: other peers, the device, the time, tasks and the record."""
 
     transport: TransportPort

@@ -8,7 +8,7 @@ from node.pipeline.events import Claim, Direction, Key, Trouble
 from node.pipeline.frames import FrameShape, frames
 from node.pipeline.hops.calls import PeerCalls
 from node.pipeline.hops.driver import MachineDriver
-from node.pipeline.hops.ports import Host
+from node.pipeline.hops.ports import PipelineHost
 from node.pipeline.hops.stash import Stash
 from node.pipeline.rounding import SentRounding
 from node.pipeline.timing import Timing
@@ -26,7 +26,7 @@ class Sender:
 
     def __init__(
         self,
-        host: Host,
+        host: PipelineHost,
         calls: PeerCalls,
         driver: MachineDriver,
         stash: Stash,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from node.core.ids import PeerId
-from node.pipeline.accounts import Account
+from node.pipeline.accounts import SharedBudget
 from node.pipeline.events import Key
 from node.pipeline.visit_buffers import VisitBuffers
 
@@ -13,7 +13,7 @@ class Stash:
 
     ``limit`` is in bytes; ``on_room()`` is called when there is more room. Every byte is charged to
     the origin of its micro-batch, and an origin that holds more than its part leaves half of the
-    stash to the others (:class:`~node.pipeline.accounts.Account`). A tensor is charged
+    stash to the others (:class:`~node.pipeline.accounts.SharedBudget`). A tensor is charged
     (:meth:`charge`) before it is read, so that frames which are still arriving count too. Gradients
     of activations that are here and the origin's own micro-batches are never turned away. An empty
     stash always takes one micro-batch, however small the limit: otherwise a stage with a tiny limit
@@ -21,7 +21,7 @@ class Stash:
     """
 
     def __init__(self, limit: int, on_room: Callable[[], None] = lambda: None) -> None:
-        self._account = Account[PeerId](limit)
+        self._account = SharedBudget[PeerId](limit)
         self._on_room = on_room
         self._entries: dict[Key, VisitBuffers] = {}
 

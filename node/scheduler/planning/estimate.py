@@ -17,7 +17,7 @@ from node.scheduler.planning.problem import PathProblem, Route
 INFINITE = float("inf")
 
 
-class Steps(NamedTuple):
+class RouteTasks(NamedTuple):
     """The tasks of a route in order: forwards, loss, backwards. ``ways[k]``: delay from task k to
     the next; ``rest[k]``: seconds from arrival at task k to home when nobody is in the way."""
 
@@ -32,11 +32,11 @@ class Estimator:
 
     def __init__(self, problem: PathProblem) -> None:
         self.problem = problem
-        self._steps: dict[Route, Steps] = {}
+        self._steps: dict[Route, RouteTasks] = {}
         self.home: dict[int, float] = {}
         """Times at which the micro-batches of the plan evaluated last were home."""
 
-    def steps(self, route: Route) -> Steps:
+    def steps(self, route: Route) -> RouteTasks:
         """The tasks of a route."""
         found = self._steps.get(route)
         if found is not None:
@@ -48,7 +48,7 @@ class Estimator:
         times = (*forward, p.compute[o] * p.loss, *(x * p.backward for x in reversed(forward)))
         ways = (*(p.delays[a][b] for a, b in zip(peers, peers[1:], strict=False)), 0.0)
         back = accumulate(t + way for t, way in zip(times[::-1], ways[::-1], strict=True))
-        made = Steps(peers, times, ways, tuple(back)[::-1])
+        made = RouteTasks(peers, times, ways, tuple(back)[::-1])
         if len(self._steps) > 200_000:
             self._steps.clear()
         self._steps[route] = made

@@ -17,7 +17,7 @@ from node.core.ids import PeerId
 from node.dht.record import DirectoryEntry, PeerBody, PeerEntry, Posting
 from node.dht.settings import DirectorySettings
 from node.dht.topics import PEERS, check_posting, most_writers
-from node.sim.world.network import Links, Wall
+from node.sim.world.network import SimLinks, Wall
 
 GONE = "gone"
 """State of a record that was taken down."""
@@ -41,7 +41,11 @@ class SimDht:
     between it and the writer. ``ring``: the nodes, which hold the keys next to them."""
 
     def __init__(
-        self, links: Links, settings: DirectorySettings, spread_s: float, now: Callable[[], float]
+        self,
+        links: SimLinks,
+        settings: DirectorySettings,
+        spread_s: float,
+        now: Callable[[], float],
     ) -> None:
         self.links = links
         self.settings = settings

@@ -74,7 +74,7 @@ class Wall:
         )
 
 
-class Links:
+class SimLinks:
     """All directed links, made when first used, all alike until told otherwise."""
 
     def __init__(self, rng: random.Random, profile: LinkProfile) -> None:
@@ -114,7 +114,7 @@ class SimNet:
     """All transports that can see each other. ``weigh``: bytes that a message takes on a link."""
 
     def __init__(
-        self, world: VirtualTime, links: Links, weigh: Weigh = lambda method, message: HEAD
+        self, world: VirtualTime, links: SimLinks, weigh: Weigh = lambda method, message: HEAD
     ):
         self.world = world
         self.links = links

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 from node.core.ids import PeerId
 from node.core.tasks import Tasks
-from node.identity.places import Places, block_of
+from node.identity.places import PlacesByPeer, block_of
 from node.reach.interfaces import family_of, wildcards
 from node.transport.addresses import ip_of, multiaddr
 
@@ -58,7 +58,7 @@ class Expected:
         self.came.cancel()
 
 
-class Arrivals:
+class WayListener:
     """The listener of one peer."""
 
     def __init__(self) -> None:
@@ -66,7 +66,9 @@ class Arrivals:
         """The TCP port; 0 before :meth:`start`, and if nothing listens."""
         self._listener: socket.socket | None = None
         self._expected: dict[bytes, Expected] = {}
-        self._places = Places[asyncio.Task[None]]("arrivals", PLACES, PLACES_EACH, lambda _: False)
+        self._places = PlacesByPeer[asyncio.Task[None]](
+            "arrivals", PLACES, PLACES_EACH, lambda _: False
+        )
         self._tasks = Tasks("arrivals")
 
     def start(self, host: str, port: int) -> None:

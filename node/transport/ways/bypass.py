@@ -32,7 +32,7 @@ from node.transport.frames import (
 )
 from node.transport.port import printable
 from node.transport.ways import arrivals, punch
-from node.transport.ways.arrivals import TICKET_BYTES, Arrivals
+from node.transport.ways.arrivals import TICKET_BYTES, WayListener
 from node.transport.ways.join import join
 from node.transport.ways.tunnel import TunnelEnd
 from protos.reach_pb2 import BypassAnswer, BypassAsk
@@ -61,7 +61,7 @@ class Bypass:
     def __init__(
         self,
         streams: Streams,
-        mine: Arrivals,
+        mine: WayListener,
         end: TunnelEnd,
         host_of: Callable[[PeerId], Awaitable[str]],
         outside: Callable[[], int],

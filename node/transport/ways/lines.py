@@ -64,7 +64,7 @@ SHUTDOWN = grpc.ChannelConnectivity.SHUTDOWN
 
 
 @dataclass(eq=False)
-class Connection:
+class OpenWay:
     """A working channel to a peer. ``via``: the relay it goes through, "" for none; ``since`` Unix
     seconds."""
 
@@ -132,9 +132,9 @@ class Lines:
         self._outside = outside
         self._journal = journal
         self._tasks = tasks
-        self.open: dict[PeerId, Connection] = {}
+        self.open: dict[PeerId, OpenWay] = {}
         """All open lines, by peer."""
-        self._dialling: dict[PeerId, asyncio.Task[Connection | PeerFault]] = {}
+        self._dialling: dict[PeerId, asyncio.Task[OpenWay | PeerFault]] = {}
         self._limits: dict[PeerId, asyncio.Timeout] = {}
         """The time limits of the dials under way."""
         self._lost: Newest[PeerId, float] = Newest(PEERS_KEPT)
@@ -149,7 +149,7 @@ class Lines:
             return {}
         return dict(known.outcome)
 
-    async def get(self, peer: PeerId) -> Connection:
+    async def get(self, peer: PeerId) -> OpenWay:
         """The line to ``peer``, dialled once however many ask at the same time. Raises
         PeerFault."""
         line = self.open.get(peer)
@@ -186,7 +186,7 @@ class Lines:
             self._broke(line)
         return True
 
-    def _drop(self, peer: PeerId, line: Connection) -> None:
+    def _drop(self, peer: PeerId, line: OpenWay) -> None:
         del self.open[peer]
         self._tried[peer].climb.reached(Rung.NONE, time.monotonic())
         self._tasks.spawn(self._retire(line), f"retire {short(peer)}")
@@ -207,7 +207,7 @@ class Lines:
 
     # ----------------------------------------------------------- the first line
 
-    async def _dial(self, peer: PeerId) -> Connection:
+    async def _dial(self, peer: PeerId) -> OpenWay:
         now = time.monotonic()
         began = self._patience.running(now)
         lost = now - self._lost.get(peer, -LOST_FOR_S) < LOST_FOR_S
@@ -232,7 +232,7 @@ class Lines:
         """Seconds for dialling a peer after its connection broke."""
         return self._patience.within(("dial", peer), REDIAL_S, time.monotonic())
 
-    async def _first(self, peer: PeerId) -> Connection:
+    async def _first(self, peer: PeerId) -> OpenWay:
         """The first of all ways that works: libp2p, then each relay of the peer a moment later."""
         relayed = [(f"relay {short(r)}", self._through(peer, r)) for r in self._relays.of(peer)]
         ways = [("libp2p", self._over_libp2p(peer)), *relayed]
@@ -241,17 +241,17 @@ class Lines:
     async def _race(
         self,
         peer: PeerId,
-        ways: Sequence[tuple[str, Coroutine[Any, Any, Connection]]],
+        ways: Sequence[tuple[str, Coroutine[Any, Any, OpenWay]]],
         outcome: dict[str, str],
         head_start_s: float = HEAD_START_S,
         kind: str = "dial",
-    ) -> Connection:
+    ) -> OpenWay:
         """Start each way ``head_start_s`` seconds after the one before, or when that has failed;
         the first line wins. The outcome of each way is written to ``outcome``; ``kind`` names the
         tasks. Raises PeerFault."""
         reasons: dict[str, PeerFault] = {}
         waiting = list(ways)
-        running = dict[asyncio.Task[Connection | PeerFault], str]()
+        running = dict[asyncio.Task[OpenWay | PeerFault], str]()
         try:
             while waiting or running:
                 if waiting:
@@ -263,7 +263,7 @@ class Lines:
                 done, _ = await asyncio.wait(
                     running, timeout=timeout, return_when=asyncio.FIRST_COMPLETED
                 )
-                won: Connection | None = None
+                won: OpenWay | None = None
                 for one in done:
                     name = running.pop(one)
                     made = one.result()
@@ -291,12 +291,12 @@ class Lines:
             max((e.weight for e in reasons.values()), default=0.0),
         )
 
-    def _discard(self, late: asyncio.Task[Connection | PeerFault]) -> None:
+    def _discard(self, late: asyncio.Task[OpenWay | PeerFault]) -> None:
         """Close a connection that was made after another one had won the race."""
-        if not late.cancelled() and isinstance(made := late.result(), Connection):
+        if not late.cancelled() and isinstance(made := late.result(), OpenWay):
             self._tasks.spawn(_end(made), "discard")
 
-    async def _over_libp2p(self, peer: PeerId) -> Connection:
+    async def _over_libp2p(self, peer: PeerId) -> OpenWay:
         met = await self._greet(peer)
         # It lives. If it is the wire to its address that died, that takes a while to find out, and
         # the tunnel is left.
@@ -306,10 +306,10 @@ class Lines:
         head_start_s = HEAD_START_S + self._patience.slack(time.monotonic())
         return await self._race(peer, ways, self._tried[peer].outcome, head_start_s)
 
-    async def _through(self, peer: PeerId, relay: PeerId) -> Connection:
+    async def _through(self, peer: PeerId, relay: PeerId) -> OpenWay:
         return await self._tunnelled(await self._greet_through(peer, relay), relay)
 
-    def _take(self, peer: PeerId, line: Connection) -> None:
+    def _take(self, peer: PeerId, line: OpenWay) -> None:
         """Make this the peer's line; the one before keeps the calls that it has until they end."""
         old = self.open.get(peer)
         self.open[peer] = line
@@ -377,7 +377,7 @@ class Lines:
                 break
             await self._better(peer, line, attempt)
 
-    def _due(self, peer: PeerId, line: Connection, now: float) -> ClimbAttempt | None:
+    def _due(self, peer: PeerId, line: OpenWay, now: float) -> ClimbAttempt | None:
         """The attempt at a better line that is to be made now; one at a time."""
         known = self._tried[peer]
         known.climb.connected = self._p2p.how(peer)
@@ -390,7 +390,7 @@ class Lines:
         known.busy = attempt is not None
         return attempt
 
-    async def _better(self, peer: PeerId, line: Connection, attempt: ClimbAttempt) -> None:
+    async def _better(self, peer: PeerId, line: OpenWay, attempt: ClimbAttempt) -> None:
         known = self._tried[peer]
         made = None
         why = ""
@@ -413,7 +413,7 @@ class Lines:
             return
         self._take(peer, made)
 
-    async def _attempted(self, peer: PeerId, line: Connection, attempt: ClimbAttempt) -> Connection:
+    async def _attempted(self, peer: PeerId, line: OpenWay, attempt: ClimbAttempt) -> OpenWay:
         """The connection that an attempt leads to. Raises PeerFault."""
         if attempt is ClimbAttempt.BYPASS:
             return await self._past(line)
@@ -430,17 +430,17 @@ class Lines:
 
     # ----------------------------------------------------------- channels
 
-    async def _direct(self, met: Acquaintance) -> Connection:
+    async def _direct(self, met: Acquaintance) -> OpenWay:
         """TCP to the first of its addresses that answers. Raises PeerFault."""
         patience = self._dial_s(met.peer)
 
-        async def one(target: str) -> Connection:
+        async def one(target: str) -> OpenWay:
             channel = await self._opened(met, target, patience)
             rung = Rung.DIRECT
             if target in met.mapped:
                 rung = Rung.MAPPED
             near = is_own(host_of_target(target))
-            return Connection(met, rung, channel, None, time.time(), near=near)
+            return OpenWay(met, rung, channel, None, time.time(), near=near)
 
         targets = without_own_bridges(met.targets, host_of_target)
         ways = [(target, one(target)) for target in targets]
@@ -451,7 +451,7 @@ class Lines:
                 met.peer, f"none of its {len(ways)} addresses answers in {patience:.3g} s"
             ) from e
 
-    async def _tunnelled(self, met: Acquaintance, relay: PeerId | None = None) -> Connection:
+    async def _tunnelled(self, met: Acquaintance, relay: PeerId | None = None) -> OpenWay:
         timeout = 2 * self._dial_s(met.peer)
         if relay is not None:
             open_stream = partial(self._relays.open_tunnel, relay, met.token, met.peer, timeout)
@@ -460,12 +460,12 @@ class Lines:
         carry = partial(carry_over, open_stream, self._carried)
         tunnel, channel = await self._through_socket(met, carry, timeout, relay is not None)
         rung = Rung.RELAYED if relay is not None else self._p2p.how(met.peer) or Rung.TUNNEL
-        return Connection(met, rung, channel, tunnel, time.time(), relay or PeerId(""))
+        return OpenWay(met, rung, channel, tunnel, time.time(), relay or PeerId(""))
 
-    def _way_past(self, line: Connection) -> BypassWay | None:
+    def _way_past(self, line: OpenWay) -> BypassWay | None:
         return bypass_of(line.rung, line.met.protocol, self._outside())
 
-    async def _past(self, line: Connection) -> Connection:
+    async def _past(self, line: OpenWay) -> OpenWay:
         """A connection on the same rung that goes past libp2p. Raises PeerFault."""
         met = line.met
         timeout = 2 * self._dial_s(met.peer)
@@ -481,7 +481,7 @@ class Lines:
                 raise PeerFault(met.peer, "no way past libp2p leads to it any more")
         tunnel, channel = await self._through_socket(met, carry, timeout, bool(line.via))
         now = time.time()
-        return Connection(met, line.rung, channel, tunnel, now, line.via, bypass=True)
+        return OpenWay(met, line.rung, channel, tunnel, now, line.via, bypass=True)
 
     async def _through_socket(
         self, met: Acquaintance, carry: Carry, timeout: float, relayed: bool
@@ -567,7 +567,7 @@ class Lines:
             raise
         return channel
 
-    async def _watch(self, line: Connection) -> None:
+    async def _watch(self, line: OpenWay) -> None:
         """Forget the line as soon as its connection breaks, so that the next call dials instead of
         waiting in backoff."""
         while (state := line.channel.get_state()) is READY:
@@ -575,7 +575,7 @@ class Lines:
         if state is not SHUTDOWN:
             self._broke(line)
 
-    def _broke(self, line: Connection) -> None:
+    def _broke(self, line: OpenWay) -> None:
         """The connection of this line broke. A call that failed over it may have dropped the line
         already. Nobody is told if the peer has another connection."""
         peer = line.met.peer
@@ -607,7 +607,7 @@ class Lines:
         if await call.code() is grpc.StatusCode.UNAUTHENTICATED:
             self.forget(peer, channel)
 
-    async def _retire(self, line: Connection) -> None:
+    async def _retire(self, line: OpenWay) -> None:
         try:
             await asyncio.sleep(RETIRE_S)
             await line.channel.close(FINISH_S)
@@ -615,7 +615,7 @@ class Lines:
             await _end(line)
 
 
-async def _caught(way: Coroutine[Any, Any, Connection]) -> Connection | PeerFault:
+async def _caught(way: Coroutine[Any, Any, OpenWay]) -> OpenWay | PeerFault:
     """A fault is an outcome here, not a task that failed."""
     try:
         return await way
@@ -623,7 +623,7 @@ async def _caught(way: Coroutine[Any, Any, Connection]) -> Connection | PeerFaul
         return e
 
 
-async def _end(line: Connection) -> None:
+async def _end(line: OpenWay) -> None:
     with contextlib.suppress(grpc.aio.UsageError):
         await line.channel.close()
     if line.tunnel is not None:

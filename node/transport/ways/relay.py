@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from node.core.errors import LocalFault, PeerFault
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
-from node.identity.places import Places, Taken
+from node.identity.places import PlacesByPeer, Taken
 from node.reach.settings import ReachSettings
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
@@ -28,7 +28,7 @@ from node.transport.frames import Streams, parsed, read_frame, write_frame
 from node.transport.port import printable
 from node.transport.traffic import Share, Traffic
 from node.transport.ways import bypass
-from node.transport.ways.arrivals import Arrivals, Expected
+from node.transport.ways.arrivals import Expected, WayListener
 from node.transport.ways.join import join
 from node.transport.ways.tunnel import splice
 from protos.reach_pb2 import RelayAnswer, RelayAsk, Relayed
@@ -116,7 +116,7 @@ class Relay:
         *,
         established: Callable[[PeerId], bool] = lambda peer: False,
         block: Callable[[PeerId], str] = lambda peer: "",
-        arrivals: Arrivals | None = None,
+        arrivals: WayListener | None = None,
         outside: Callable[[], int] = lambda: 0,
     ) -> None:
         self._streams = streams
@@ -131,10 +131,10 @@ class Relay:
         self._arrivals = arrivals
         self._outside = outside
         self._clients: dict[PeerId, _Client] = {}
-        self._reservations = Places[PeerId](
+        self._reservations = PlacesByPeer[PeerId](
             "reservations", 2 * settings.relay_clients, 1, lambda peer: self.established(peer)
         )
-        self._open = Places[_Circuit](
+        self._open = PlacesByPeer[_Circuit](
             "circuits",
             2 * settings.relay_circuits,
             settings.relay_circuits_each,
