@@ -351,7 +351,7 @@ class Peer(ABC, Generic[S]):
                 continue  # the leader sees to the stages from now on
             waits = not begun and bool(a.training.waiting_for())
             to = machine.look(seen, self.clock.now(), waits=waits)
-            if to is not None and self.asked(to):
+            if to is not None and self.asked(to, alone=True):
                 machine.stays(a.stage.stage)
                 self.open_to = "stage" if to == ENDS else ""
             presence.pace.hasty = not machine.settled
@@ -394,16 +394,16 @@ class Peer(ABC, Generic[S]):
             if to is not None:
                 self.joins(to)
 
-    def asked(self, stage: int) -> str:
-        """The leader, or the rule where there is none, wants this peer at ``stage``: "" when it
-        goes, else why not."""
+    def asked(self, stage: int, *, alone: bool = False) -> str:
+        """The leader wants this peer at ``stage``, or the rule where there is none (``alone``): ""
+        when it goes, else why not."""
         a = self.assembled
         if self.to_stage is not None:
             return f"it is on its way to {stage_name(self.to_stage)}"
         if a is None or self.manifest is None or self.going:
             return "it is coming or going itself"
         why = self.refuses(under(self.manifest, a.training.admission.changes.known), stage)
-        if stage == ENDS and self.presence is not None and self.presence.view.ends:
+        if alone and stage == ENDS and self.presence is not None and self.presence.view.ends:
             why = "somebody else is at the ends"
         if why:
             text = f"asked to host {stage_name(stage)}: {why}"

@@ -217,14 +217,17 @@ async def test_an_epoch_that_hangs_does_not_keep_it(
     assert [e.kind for e in d.journal.recent()] == ["moving", "move-hasty"]
 
 
-async def test_nobody_goes_to_the_ends_beside_somebody_there(d: FakeDaemon) -> None:
+@pytest.mark.parametrize(("ends", "alone"), [([], True), (["somebody"], False)])
+async def test_only_a_leader_sends_a_peer_to_the_ends_beside_somebody_there(
+    d: FakeDaemon, ends: list[str], alone: bool
+) -> None:
     d.presence = SimpleNamespace(
         view=SimpleNamespace(ends={"somebody": None}), changed=lambda: None
     )
-    assert "somebody else" in d.asked(0)
-    d.presence.view.ends = {}
+    assert "somebody else" in d.asked(0, alone=True)
+    d.presence.view.ends = dict.fromkeys(ends)
     d.calm.set()
-    assert d.asked(0) == ""
+    assert d.asked(0, alone=alone) == ""
     await d.idle()
     assert (d.moved, d.to_stage) == (True, 0)
     assert d.log[0] == "leave: moves to the ends"

@@ -77,7 +77,8 @@ class FakeDaemon(Peer):
     def stop(self, why: str) -> None:
         raise AssertionError(f"nobody stops it here: {why}")
 
-    def asked(self, stage: int) -> str:
+    def asked(self, stage: int, *, alone: bool = False) -> str:
+        assert alone, "no leader asks here"
         self.asks.append(stage)
         return self.why
 

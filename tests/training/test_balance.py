@@ -150,6 +150,74 @@ def test_where_peers_come_and_go_a_small_gain_does_not_pay() -> None:
     assert asked(40) == 0
 
 
+# ---------------------------------------------------------------- newcomers, as an epoch closes
+
+
+def dealt(balance: Balance, roster: Roster, members: str, now: float = 10.0) -> list:
+    moves = balance.deal(roster, [PeerId(p) for p in members], now)
+    return [(m.peer, m.source, m.target) for m in moves]
+
+
+def with_ends(ends: str, *stages: str) -> tuple[Roster, Balance]:
+    roster, balance = swarm(*stages)
+    for peer in ends:
+        hear(roster, peer, ENDS)
+    return roster, balance
+
+
+def test_a_newcomer_waits_where_it_is_needed_most_when_an_epoch_closes() -> None:
+    roster, balance = with_ends("xyz", "abcn", "d")
+    assert dealt(balance, roster, "xyzabcd") == [("n", 1, 2)]
+    assert dealt(balance, roster, "xyzabcd") == [], "it was asked"
+
+
+def test_a_newcomer_goes_to_the_ends_and_comes_from_there() -> None:
+    roster, balance = with_ends("x", "abcn", "defg")
+    assert dealt(balance, roster, "xabcdefg") == [("n", 1, ENDS)]
+    roster, balance = with_ends("xyzn", "a", "def")
+    assert dealt(balance, roster, "xyzadef") == [("n", ENDS, 1)]
+
+
+def test_as_many_newcomers_move_as_it_takes() -> None:
+    roster, balance = with_ends("xyzu", "abcdnop", "e")
+    assert sorted(dealt(balance, roster, "xyzuabcde")) == [("n", 1, 2), ("o", 1, 2), ("p", 1, 2)]
+
+
+def test_who_works_in_the_epoch_or_leaves_does_not_move() -> None:
+    roster, balance = with_ends("xyz", "abcn", "d")
+    assert dealt(balance, roster, "xyzabcdn") == []
+    left = ev.Heartbeat(PeerId("n"), 1, BASE, "d", ev.Capacity(1.0), leaving=True)
+    roster.hear(left, 0.0)
+    assert dealt(balance, roster, "xyzabcd") == []
+
+
+def test_a_newcomer_on_its_way_counts_where_it_goes_and_one_that_refused_where_it_is() -> None:
+    roster, balance = with_ends("xyz", "abcno", "d")
+    assert dealt(balance, roster, "xyzabcd") == [("n", 1, 2), ("o", 1, 2)]
+    roster.gone(PeerId("n"))
+    balance.refused(PeerId("o"), 11.0)
+    hear(roster, "p", 1)
+    assert dealt(balance, roster, "xyzabcd", 12.0) == [("p", 1, 2)], "2 and 3 before, 3 and 3 then"
+    assert dealt(balance, roster, "xyzabcd", 13.0) == []
+
+
+def test_the_speed_of_an_unmeasured_newcomer_is_reckoned_from_a_plain_product() -> None:
+    roster, balance = with_ends("xyz", "abc", "d")
+    for peer, product_s in (("a", 1.0), ("n", 4.0), ("o", 1.0)):
+        costs = Measured(tera_s=product_s)
+        speed = 1.0 if peer == "a" else 0.0
+        roster.hear(ev.Heartbeat(PeerId(peer), 1, BASE, "d", ev.Capacity(speed, costs=costs)), 0.0)
+    moves = balance.deal(roster, [PeerId(p) for p in "xyzabcd"], 10.0)
+    assert moves[0].peer == "o", "the faster one helps more"
+
+
+def test_a_swarm_that_never_looks_deals_nobody_out() -> None:
+    roster = Roster(2)
+    for peer, stage in (("x", ENDS), ("a", 1), ("b", 1), ("n", 1), ("d", 2)):
+        hear(roster, peer, stage)
+    assert dealt(Balance(2, 0.0, 1.0), roster, "xabd") == []
+
+
 YOUNG = Version(0)
 LEADER = PeerId("leader")
 PATIENCE_S = 10.0

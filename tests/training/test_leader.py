@@ -445,13 +445,14 @@ def test_a_resigning_leader_finishes_its_epoch_and_stops() -> None:
 
 
 def test_a_peer_moves_to_the_bottleneck_stage() -> None:
-    leader, plan = begun(rebalance_every_s=10.0, download_s=1.0, late_s=1e9)
-    tell(leader, [heard(PeerId(f"stage1{c}")) for c in "bcd"], 2.5)
+    notes = [heard(p) for p in (E, S1, S2, *(PeerId(f"stage1{c}") for c in "bcd"))]
+    leader, plan = begun(notes, rebalance_every_s=10.0, download_s=1.0, late_s=1e9)
     moves: list[ev.RequestMove] = []
     for i in range(12):
-        done = commits(leader, plan, 3.0 + 5 * i)
-        moves += [a for a in done if isinstance(a, ev.RequestMove)]
-        plan = next_plan(done)
+        now = 3.0 + 5 * i
+        closes = reported(leader, plan, now)
+        moves += [a for a in closes if isinstance(a, ev.RequestMove)]
+        plan = next_plan(commits(leader, plan, now))
     # Nobody obeys here, so another peer is asked at every look, never the same twice, and never the
     # last of its stage.
     assert [m.stage for m in moves] == [2] * len(moves)
@@ -461,6 +462,24 @@ def test_a_peer_moves_to_the_bottleneck_stage() -> None:
 
 def moved(actions: Iterable[Any]) -> list[tuple[PeerId, int]]:
     return [(a.peer, a.stage) for a in actions if isinstance(a, ev.RequestMove)]
+
+
+def test_newcomers_are_dealt_to_the_bottleneck_stage_as_the_epoch_closes() -> None:
+    leader, plan = begun(rebalance_every_s=10.0, download_s=1.0, late_s=1e9)
+    new = [PeerId(f"stage1{c}") for c in "bcd"]
+    ends = [PeerId(f"ends{c}") for c in "bcd"]
+    notes = map(heard, [*new, *ends])
+    assert not moved(tell(leader, notes, 2.5)), "the epoch is under way"
+    closes = reported(leader, plan, 3.0)
+    assert [stage for _, stage in moved(closes)] == [2, 2]
+    assert {peer for peer, _ in moved(closes)} <= {*new, *ends}
+    assert kinds(closes).count("move-asked") == 2
+
+
+def test_no_newcomer_moves_for_an_epoch_that_never_comes() -> None:
+    leader, plan = begun(rebalance_every_s=10.0, download_s=1.0, late_s=1e9, epochs=1)
+    tell(leader, [heard(PeerId(f"stage1{c}")) for c in "bcd"], 2.5)
+    assert not moved(reported(leader, plan, 3.0))
 
 
 def test_a_young_swarm_asks_another_peer_when_one_refuses() -> None:

@@ -3,6 +3,10 @@
 The rules are :func:`node.scheduler.placement.choose_moves` while epochs follow each other, and
 :func:`~node.scheduler.placement.level` while a stage has too few peers to begin one. This file adds
 the waiting times that keep peers from moving back and forth.
+
+Peers that came while an epoch was under way have no work in it. When it closes they are dealt out
+once more, over all stages: they lose no work by a move, and since they chose their stages others
+have gone.
 """
 
 import math
@@ -61,12 +65,12 @@ class Balance:
             return []
         self._looked = now
         settled = SETTLED_MOVES * self._every
+        self._forget(now)
         here = {
             p: c
             for p, c in roster.peers.candidates.items()
             if not c.leaving and 1 <= c.stage <= self._stages
         }
-        self._asked = {p: told for p, told in self._asked.items() if now - told[0] < settled}
         behind = [p for p in here if not roster.versions.can_start(p, base)]
         self._behind = {p: self._behind.get(p, now) for p in behind}
         view: dict[int, dict[PeerId, float]] = {s: {} for s in range(1, self._stages + 1)}
@@ -83,10 +87,45 @@ class Balance:
         moves = choose_moves(
             view,
             download_s=self._download,
-            horizon_s=self._lasts(set(here) | self._asked.keys(), now, settled),
+            horizon_s=self._lasts(set(here) | self._asked.keys(), now),
             stay=self._asked,
             away=away,
             most=max(2, len(here) // AT_ONCE),
+        )
+        for move in moves:
+            self._asked[move.peer] = now, move.target, view[move.source][move.peer]
+        return moves
+
+    def deal(self, roster: Roster, members: Collection[PeerId], now: float) -> list[Move]:
+        """The moves that pay of peers that wait for the next plan: those that are not among the
+        ``members`` of the epoch that closes, and were not asked lately. They may move to and from
+        the ends, too.
+        """
+        if not self._every:
+            return []
+        here = {
+            p: c
+            for p, c in roster.peers.candidates.items()
+            if not c.leaving and ENDS <= c.stage <= self._stages
+        }
+        self._forget(now)
+        free = here.keys() - set(members) - self._asked.keys()
+        if not free:
+            return []
+        view: dict[int, dict[PeerId, float]] = {s: {} for s in range(ENDS, self._stages + 1)}
+        for p, c in here.items():
+            view[c.stage][p] = roster.speeds.expected(p)
+        away = {p for p, (_, _, speed) in self._asked.items() if speed and p not in here}
+        for p in away:
+            _, target, speed = self._asked[p]
+            view[target][p] = speed
+        moves = choose_moves(
+            view,
+            download_s=self._download,
+            horizon_s=self._lasts(set(here) | self._asked.keys(), now),
+            stay=here.keys() - free,
+            away=away,
+            most=len(free),
         )
         for move in moves:
             self._asked[move.peer] = now, move.target, view[move.source][move.peer]
@@ -143,9 +182,15 @@ class Balance:
                 return m
         return None
 
-    def _lasts(self, known: set[PeerId], now: float, settled: float) -> float:
+    def _forget(self, now: float) -> None:
+        """Peers that were asked long ago may be asked again."""
+        settled = SETTLED_MOVES * self._every
+        self._asked = {p: told for p, told in self._asked.items() if now - told[0] < settled}
+
+    def _lasts(self, known: set[PeerId], now: float) -> float:
         """Seconds for which an improvement lasts: until another peer comes or goes, judged by the
         number of such changes lately."""
+        settled = SETTLED_MOVES * self._every
         if self._known:
             self._changes += [now] * len(known ^ self._known)
         self._known = known

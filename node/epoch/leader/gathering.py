@@ -178,14 +178,18 @@ class Gathering:
 
     # ----------------------------------------------------------- changes of stage
 
-    def rebalance(self, roster: Roster, now: float) -> list[ev.LeaderAction]:
-        """At intervals, ask peers of stages that can spare them to move to the stage that holds the
-        others up."""
-        base = roster.versions.base
-        if base is None or base.epoch >= self._facts.epochs or self.starting.bare:
+    def rebalance(self, roster: Roster, plan: Plan, now: float) -> list[ev.LeaderAction]:
+        """As the epoch of a plan closes: ask peers to change to the stages that hold the others up.
+        Peers that wait for the next epoch come first; where none of them can help, members do, at
+        intervals. A member that is asked now finishes the round, and the next plan counts without
+        it; one that is asked when a plan is made would be in that plan."""
+        if plan.epoch + 1 >= self._facts.epochs or self.starting.bare:
             return []
+        moves = self._balance.deal(roster, {m.peer for m in plan.members}, now)
+        if not moves:
+            moves = self._balance.look(roster, plan.base, now)
         done: list[ev.LeaderAction] = []
-        for move in self._balance.look(roster, base, now):
+        for move in moves:
             done += _asked(move, reports.move_asked(move))
         return done
 

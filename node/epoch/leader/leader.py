@@ -412,8 +412,7 @@ class Leader:
             return [self._evaluate(EpochAttempt(plan, AttemptTimes(now, now)), base.epoch, now)]
         gathering.starting.found()
         # Facts for the record are said once, and must not be lost with a plan that cannot be made.
-        done = gathering.rebalance(roster, now)
-        done += gathering.starting.turn(roster, base, past.tokens, self.memory.tokens)
+        done = gathering.starting.turn(roster, base, past.tokens, self.memory.tokens)
         return done + self._plan_or_wait(base, past, votes, now)
 
     def _take_over(self, base: Version, past: PlanContext, now: float) -> Actions | None:
@@ -594,7 +593,8 @@ class Leader:
             self.planning.deadlines.ran(run_s, whole=not results.dropped)
         self._open(attempt, now)
         notes = attempt.open(self.facts.make.assign)
-        return [*notes, *self.planning.routing.search(self.roster)]
+        moves = self.gathering.rebalance(self.roster, attempt.plan, now)
+        return [*notes, *self.planning.routing.search(self.roster), *moves]
 
     def _open(self, attempt: EpochAttempt, now: float) -> None:
         """The rounds begin."""

@@ -52,8 +52,8 @@ def move_asked(m: Move) -> RecordFact:
     """A peer is asked to change its stage."""
     return RecordFact(
         "move-asked",
-        f"peer {short(m.peer)} should change from stage {m.source} to {m.target}: the swarm "
-        f"becomes {m.gain:.2f} times as fast",
+        f"peer {short(m.peer)} should change from {stage_name(m.source)} to "
+        f"{stage_name(m.target)}: the swarm becomes {m.gain:.2f} times as fast",
         facts={"peer": m.peer, "source": m.source, "target": m.target, "gain": m.gain},
     )
 

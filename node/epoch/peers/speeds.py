@@ -50,12 +50,17 @@ class Speeds:
     def of(self, peer: PeerId) -> float:
         """Micro-batches per second to plan with, quantised; 0 for unknown. The speed of a peer that
         was not measured yet is reckoned from a plain product there."""
-        believed = self.believed(peer) or self._reckoned(peer)
-        if believed > 0:
-            believed = self._planned[peer] = quantise(
-                believed, self._planned.get(peer, 0.0), per_octave=GRID
+        speed = self.expected(peer)
+        if speed > 0:
+            speed = self._planned[peer] = quantise(
+                speed, self._planned.get(peer, 0.0), per_octave=GRID
             )
-        return believed
+        return speed
+
+    def expected(self, peer: PeerId) -> float:
+        """Micro-batches per second as believed, or as reckoned from a plain product for a peer that
+        was not measured yet; 0 for unknown."""
+        return self.believed(peer) or self._reckoned(peer)
 
     def _reckoned(self, peer: PeerId) -> float:
         """Estimated speed of a peer that was not measured: the usual speed at its stage, times the
