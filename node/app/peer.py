@@ -39,7 +39,8 @@ from node.telemetry.events import Journal
 DRAIN_S = 120.0
 """Seconds for an operator's drain that names no time."""
 MOVE_S = 60.0
-"""Seconds for the epoch under way and the hand-over, before a peer changes its stage anyway."""
+"""Seconds for the hand-over, and for the rest of an epoch beyond its deadline, before a peer changes
+its stage anyway."""
 KEEP_S = 75.0
 """Seconds for writing the last checkpoint before the process ends: a service manager kills a
 process that has not ended 90 s after it was asked to."""
@@ -418,10 +419,15 @@ class Peer(ABC, Generic[S]):
         self.journal.emit("daemon", "moving", text, stage=self.to_stage, source=a.stage.stage)
         if self.presence is not None:
             self.presence.changed()
+        member = a.training.member
+        seconds = MOVE_S
+        if member.busy and member.plan is not None:
+            # There is no haste, and the work of a long epoch is worth more than an early move.
+            seconds += member.plan.deadline_s
         try:
-            await leave(a, f"moves to {to}", MOVE_S)
+            await leave(a, f"moves to {to}", seconds)
         except TimeoutError:
-            why = f"the epoch did not end in {MOVE_S:.0f} s; moving all the same"
+            why = f"the epoch did not end in {seconds:.0f} s; moving all the same"
             self.journal.emit("daemon", "move-hasty", why, "warning")
         # A drain ends the daemon itself, and a daemon that was told to end must not begin anew.
         if not self.draining and not self.ending:

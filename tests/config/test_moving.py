@@ -136,7 +136,9 @@ class FakeDaemon(Node):
         self.calm = asyncio.Event()
         self.assembled = hosting(stage)
         self.assembled.training = SimpleNamespace(
-            leave=self.leave, admission=SimpleNamespace(changes=ChangeStatus(Rules()))
+            leave=self.leave,
+            admission=SimpleNamespace(changes=ChangeStatus(Rules())),
+            member=SimpleNamespace(busy=False, plan=None),
         )
         self.assembled.work = SimpleNamespace(local_checkpoints=SimpleNamespace(saved=self.saved))
 
@@ -215,6 +217,20 @@ async def test_an_epoch_that_hangs_does_not_keep_it(
     await d.idle()
     assert (d.moved, d.to_stage) == (True, 2)
     assert [e.kind for e in d.journal.recent()] == ["moving", "move-hasty"]
+
+
+async def test_a_long_epoch_is_finished_first(
+    d: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer, "MOVE_S", 0.01)
+    d.assembled.training.member = SimpleNamespace(busy=True, plan=SimpleNamespace(deadline_s=600.0))
+    d.asked(2)
+    await asyncio.sleep(0.05)
+    assert not d.moved
+    d.calm.set()
+    await d.idle()
+    assert (d.moved, d.to_stage) == (True, 2)
+    assert [e.kind for e in d.journal.recent()] == ["moving"]
 
 
 @pytest.mark.parametrize(("ends", "alone"), [([], True), (["somebody"], False)])
