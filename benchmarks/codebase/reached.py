@@ -76,8 +76,8 @@ def unreached(
     roots: Collection[str] = ("cli", "tutti"),
     within: str = "node",
 ) -> list[str]:
-    """Public functions and methods of `within` that nothing reached from the modules `roots` names,
-    as "module.name" in order. `also`: parts of the names of functions that are called from outside
+    """Public functions and methods of `within` that are named by nothing that can be reached from
+    the modules `roots`, as "module.name" in order. `also`: parts of the names of functions that are called from outside
     too. A protocol's methods are a promise, not code: they are never among the results."""
     tops = {*roots, within, "protos"}
     program = (s for s in tree.files.values() if s.module.split(".")[0] in tops)
@@ -101,8 +101,8 @@ def _is_class(known: Parts, place: Place) -> bool:
 
 
 def reach(known: Parts, roots: Collection[str], also: Iterable[Place] = ()) -> set[Place]:
-    """Everything reached from the modules `roots`, which count as called whole, and from the places
-    `also`."""
+    """Everything reached from the modules `roots`, all of whose functions count as called, and from the
+    places `also`."""
     found: set[Place] = set()
     attributes: set[str] = set()
     open_: list[Place] = [

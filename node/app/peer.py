@@ -39,8 +39,8 @@ from node.telemetry.events import Journal
 DRAIN_S = 120.0
 """Seconds for an operator's drain that names no time."""
 MOVE_S = 60.0
-"""Seconds for the hand-over, and for the rest of an epoch beyond its deadline, before a peer changes
-its stage anyway."""
+"""Seconds beyond an epoch's deadline, the hand-over included, after which a peer changes its stage
+anyway."""
 KEEP_S = 75.0
 """Seconds for writing the last checkpoint before the process ends: a service manager kills a
 process that has not ended 90 s after it was asked to."""
@@ -396,8 +396,8 @@ class Peer(ABC, Generic[S]):
                 self.joins(to)
 
     def asked(self, stage: int, *, alone: bool = False) -> str:
-        """The leader wants this peer at ``stage``, or the rule where there is none (``alone``): ""
-        when it goes, else why not."""
+        """The leader wants this peer at ``stage``; or, where nobody leads, the rule does
+        (``alone``). Returns "" when it goes, else why not."""
         a = self.assembled
         if self.to_stage is not None:
             return f"it is on its way to {stage_name(self.to_stage)}"

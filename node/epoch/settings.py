@@ -64,7 +64,9 @@ class TrainingSettings:
     )
     rebalance_every_s: float = setting(
         60.0,
-        "Seconds between two looks at whether a peer should change its stage; 0 never changes one.",
+        "Least seconds between two looks at whether members of the epochs should change their "
+        "stages; peers that wait for an epoch are looked at whenever one closes. 0 never changes a "
+        "stage.",
         least=0.0,
         most=86400.0,
     )

@@ -177,6 +177,7 @@ def choose_moves(
     stay: Container[PeerId] = (),
     away: Container[PeerId] = (),
     most: int = 4,
+    keep: Mapping[int, int] | None = None,
 ) -> list[Move]:
     """The changes of stage that help the swarm most, at most ``most`` of them at once; empty if
     none are worth their price.
@@ -191,8 +192,9 @@ def choose_moves(
 
     A mover is assumed to be as fast in the new stage as in the old one. Peers in ``away`` are on
     their way to the stage they are listed in: they count there later, not now. They and the peers
-    in ``stay`` do not move, and a stage keeps one peer that serves.
+    in ``stay`` do not move. A stage keeps one peer that serves, or as many as ``keep`` says.
     """
+    least = keep or {}
     stages = sorted(view)
     cells = _speeds(view)
     here = {s: {p: v for p, v in cells[s].items() if p not in away} for s in stages}
@@ -211,7 +213,7 @@ def choose_moves(
         worth = 0.0
         found = None
         for source in stages:
-            if source == target or len(here[source]) < 2:
+            if source == target or len(here[source]) <= least.get(source, 1):
                 continue
             for speed, peer in free[source]:
                 lower = min(loads[source] - speed, loads[target] + speed)

@@ -26,6 +26,11 @@ class NoWay(TuttiError):
         first = " and ".join(map(_says, self.pairs[:1]))
         super().__init__(f"a connection between {first}{others}")
 
+    @property
+    def peers(self) -> tuple[PeerId, ...]:
+        """The peers of these pairs."""
+        return tuple(sorted({hop.peer for pair in self.pairs for hop in pair}))
+
 
 def reachable(
     origin: PeerId, stages: Sequence[int], replicas: Mapping[int, Sequence[PeerId]], proven: Proven

@@ -1,5 +1,6 @@
 """Changes of stage, and the patience between them."""
 
+import itertools
 from collections.abc import Collection, Iterable
 
 import pytest
@@ -48,8 +49,9 @@ def test_one_that_never_comes_back_is_forgotten() -> None:
     first = balance.look(roster, BASE, 10.0)
     for m in first:
         roster.gone(m.peer)
-    assert balance.look(roster, BASE, 105.0) == []
-    assert [(m.source, m.target) for m in balance.look(roster, BASE, 115.0)] == [(1, 2)], "4 and 1"
+    assert balance.look(roster, BASE, 10.0 + COMING_S - 1.0) == []
+    moves = balance.look(roster, BASE, 20.0 + COMING_S)
+    assert [(m.source, m.target) for m in moves] == [(1, 2)], "4 and 1"
 
 
 def test_looks_have_their_interval_between_them() -> None:
@@ -209,6 +211,62 @@ def test_the_speed_of_an_unmeasured_newcomer_is_reckoned_from_a_plain_product() 
         roster.hear(ev.Heartbeat(PeerId(peer), 1, BASE, "d", ev.Capacity(speed, costs=costs)), 0.0)
     moves = balance.deal(roster, [PeerId(p) for p in "xyzabcd"], 10.0)
     assert moves[0].peer == "o", "the faster one helps more"
+
+
+def test_a_stage_whose_workers_are_all_new_counts_in_the_unit_of_the_others() -> None:
+    roster = Roster(2)
+    balance = Balance(2, 10.0, 1.0)
+    for peer, stage, speed in (
+        *(("x", ENDS, 0.05), ("y", ENDS, 0.05), ("z", ENDS, 0.05)),
+        *(("a", 1, 0.05), ("b", 1, 0.05), ("c", 1, 0.05), ("n", 1, 0.0), ("d", 2, 0.0)),
+    ):
+        hear(roster, peer, stage, speed)
+    assert dealt(balance, roster, "xyzabcd") == [("n", 1, 2)], "d is no faster than the others"
+
+
+def test_the_leader_keeps_a_peer_beside_it_at_the_ends() -> None:
+    roster, balance = with_ends("xn", "abc", "d")
+    hear(roster, "d", 2, speed=0.2)
+    assert dealt(balance, roster, "xabcd") == []
+    hear(roster, "o", ENDS)
+    assert [target for _, _, target in dealt(balance, roster, "xabcd")] == [2]
+
+
+def test_one_that_has_gone_on_its_way_is_forgotten_soon() -> None:
+    roster, balance = with_ends("xyz", "abn", "d")
+    assert dealt(balance, roster, "xyzabd") == [("n", 1, 2)]
+    roster.gone(PeerId("n"))
+    hear(roster, "p", 1)
+    assert dealt(balance, roster, "xyzabd", 10.0 + COMING_S - 1.0) == []
+    assert dealt(balance, roster, "xyzabd", 10.0 + COMING_S) == [("p", 1, 2)]
+
+
+def test_only_peers_that_the_next_plan_counts_on_are_dealt_and_counted() -> None:
+    roster, balance = with_ends("xyz", "abcn", "du")
+    slept = ev.Capacity(1.0, running=ev.Running("a plan that is over"))
+    roster.hear(ev.Heartbeat(PeerId("n"), 1, BASE, "d", slept), 0.0)
+    roster.peers.put_on_probation({PeerId("u")})
+    assert dealt(balance, roster, "xyzabcd") == [], "n has to hear of another plan first"
+    hear(roster, "n", 1)
+    assert dealt(balance, roster, "xyzabcd") == [("n", 1, 2)], "u does no work"
+
+
+def test_the_gain_does_not_depend_on_the_order_of_a_set() -> None:
+    """Two on their way, whose speeds in another order have another sum."""
+    gains = set[float]()
+    for names in itertools.permutations("pqr"):
+        roster, balance = with_ends("wxyz", "abcdefg" + "".join(names), "h")
+        speeds = dict(zip(names, (0.1, 0.7, 0.3), strict=True))
+        for peer, speed in speeds.items():
+            hear(roster, peer, 1, speed)
+        moves = balance.deal(roster, [PeerId(p) for p in "wxyzabcdefgh"], 10.0)
+        assert len(moves) == 3
+        for move in moves:
+            roster.gone(move.peer)
+        hear(roster, "n", 1)
+        (move,) = balance.deal(roster, [PeerId(p) for p in "wxyzabcdefgh"], 11.0)
+        gains.add(move.gain)
+    assert len(gains) == 1, "asked in one order, whatever their names"
 
 
 def test_a_swarm_that_never_looks_deals_nobody_out() -> None:

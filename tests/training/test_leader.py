@@ -476,6 +476,25 @@ def test_newcomers_are_dealt_to_the_bottleneck_stage_as_the_epoch_closes() -> No
     assert kinds(closes).count("move-asked") == 2
 
 
+def test_members_are_asked_also_where_no_epoch_is_planned_or_none_succeeds() -> None:
+    def place(stage: int, cell: Any, previous: Any, room: Any) -> dict[str, PeerId]:
+        raise OutOfResources("w keeps 100 bytes of state, nobody has room", "add a peer")
+
+    notes = [heard(p) for p in (E, S1, S2, *(PeerId(f"stage1{c}") for c in "bcd"))]
+    leader = led(facts(assign=place, rebalance_every_s=10.0, download_s=1.0, late_s=1e9), notes)
+    assert the_plan(leader.handle(ev.ClockTick(), 2.0)) is None
+    assert [stage for _, stage in moved(leader.handle(ev.ClockTick(), 13.0))] == [2]
+
+    leader, plan = begun(notes, rebalance_every_s=10.0, download_s=1.0, late_s=1e9)
+    asked = list[tuple[PeerId, int]]()
+    for now in (3.0, 9.0, 15.0):
+        nothing = tuple(MicroBatchDone(p.index, False) for p in plan.paths)
+        done = leader.handle(ev.MicroBatchesReported(E, plan.hash, nothing), now)
+        asked += moved(done)
+        plan = next_plan(leader.handle(ev.ClockTick(), now + 3.0))
+    assert [stage for _, stage in asked] == [2]
+
+
 def test_no_newcomer_moves_for_an_epoch_that_never_comes() -> None:
     leader, plan = begun(rebalance_every_s=10.0, download_s=1.0, late_s=1e9, epochs=1)
     tell(leader, [heard(PeerId(f"stage1{c}")) for c in "bcd"], 2.5)

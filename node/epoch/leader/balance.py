@@ -4,13 +4,13 @@ The rules are :func:`node.scheduler.placement.choose_moves` while epochs follow 
 :func:`~node.scheduler.placement.level` while a stage has too few peers to begin one. This file adds
 the waiting times that keep peers from moving back and forth.
 
-Peers that came while an epoch was under way have no work in it. When it closes they are dealt out
-once more, over all stages: they lose no work by a move, and since they chose their stages others
-have gone.
+Peers that came while an epoch was under way have no work in it, so they lose none by a move. Others
+may have gone since they chose their stages: when the epoch closes, they are dealt out anew, over
+all stages.
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Version
@@ -80,14 +80,14 @@ class Balance:
                 view[c.stage][p] = roster.speeds.believed(p)
                 if c.capacity.speed <= 0:
                     away.add(p)
-        for p, (_, target, speed) in self._asked.items():
-            if p not in here and target:
+        for p, (target, speed) in self._on_their_way(here, now).items():
+            if target in view:
                 view[target][p] = speed
                 away.add(p)
         moves = choose_moves(
             view,
             download_s=self._download,
-            horizon_s=self._lasts(set(here) | self._asked.keys(), now),
+            horizon_s=self._lasts(roster, now),
             stay=self._asked,
             away=away,
             most=max(2, len(here) // AT_ONCE),
@@ -97,35 +97,36 @@ class Balance:
         return moves
 
     def deal(self, roster: Roster, members: Collection[PeerId], now: float) -> list[Move]:
-        """The moves that pay of peers that wait for the next plan: those that are not among the
-        ``members`` of the epoch that closes, and were not asked lately. They may move to and from
-        the ends, too.
+        """Moves of peers that wait for the next plan, as far as they pay. These peers are ready for
+        work, are not among the ``members`` of the epoch that closes, and were not asked lately.
+
+        They may move to and from the ends, too, but the leader keeps another peer beside it there.
         """
         if not self._every:
             return []
-        here = {
-            p: c
-            for p, c in roster.peers.candidates.items()
-            if not c.leaving and ENDS <= c.stage <= self._stages
-        }
         self._forget(now)
-        free = here.keys() - set(members) - self._asked.keys()
+        probation = roster.peers.probation
+        view = {
+            stage: {p: roster.speeds.expected(p) for p in peers if p not in probation}
+            for stage, peers in roster.participants.by_stage().items()
+        }
+        here = {p for peers in view.values() for p in peers}
+        free = here - set(members) - self._asked.keys()
+        # A peer that slept through an epoch believes in it until it gets another plan.
+        free -= {p for p in free if roster.peers.candidates[p].capacity.running.plan_hash}
         if not free:
             return []
-        view: dict[int, dict[PeerId, float]] = {s: {} for s in range(ENDS, self._stages + 1)}
-        for p, c in here.items():
-            view[c.stage][p] = roster.speeds.expected(p)
-        away = {p for p, (_, _, speed) in self._asked.items() if speed and p not in here}
-        for p in away:
-            _, target, speed = self._asked[p]
+        away = self._on_their_way(here, now)
+        for p, (target, speed) in away.items():
             view[target][p] = speed
         moves = choose_moves(
             view,
             download_s=self._download,
-            horizon_s=self._lasts(set(here) | self._asked.keys(), now),
-            stay=here.keys() - free,
+            horizon_s=self._lasts(roster, now),
+            stay=here - free,
             away=away,
             most=len(free),
+            keep={ENDS: 2},
         )
         for move in moves:
             self._asked[move.peer] = now, move.target, view[move.source][move.peer]
@@ -182,15 +183,26 @@ class Balance:
                 return m
         return None
 
+    def _on_their_way(self, here: Container[PeerId], now: float) -> dict[PeerId, tuple[int, float]]:
+        """Peers that were asked to move a moment ago and are not ``here``, with the target stage
+        and the speed of each."""
+        most_s = max(COMING_S, self._every)
+        return {
+            p: (target, speed)
+            for p, (at, target, speed) in self._asked.items()
+            if p not in here and speed and now - at < most_s
+        }
+
     def _forget(self, now: float) -> None:
         """Peers that were asked long ago may be asked again."""
         settled = SETTLED_MOVES * self._every
         self._asked = {p: told for p, told in self._asked.items() if now - told[0] < settled}
 
-    def _lasts(self, known: set[PeerId], now: float) -> float:
+    def _lasts(self, roster: Roster, now: float) -> float:
         """Seconds for which an improvement lasts: until another peer comes or goes, judged by the
         number of such changes lately."""
         settled = SETTLED_MOVES * self._every
+        known = roster.peers.candidates.keys() | self._asked.keys()
         if self._known:
             self._changes += [now] * len(known ^ self._known)
         self._known = known

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Hop, Plan
+from node.core.journey import Hop, Plan, Version
 from node.epoch import events as ev
 from node.epoch.facts import RunFacts
 from node.epoch.leader import reports
@@ -174,24 +174,28 @@ class Gathering:
         if not pairs:
             return None
         no_way = NoWay([(Hop(stage[a], a), Hop(stage[b], b)) for a, b in pairs])
-        return Wait(Lack.WAYS, detail=str(no_way))
+        return Wait(Lack.WAYS, peers=no_way.peers, detail=str(no_way))
 
     # ----------------------------------------------------------- changes of stage
 
     def rebalance(self, roster: Roster, plan: Plan, now: float) -> list[ev.LeaderAction]:
         """As the epoch of a plan closes: ask peers to change to the stages that hold the others up.
         Peers that wait for the next epoch come first; where none of them can help, members do, at
-        intervals. A member that is asked now finishes the round, and the next plan counts without
-        it; one that is asked when a plan is made would be in that plan."""
+        intervals. A member that is asked now finishes the round, and the next plan is made without
+        it; but one that is asked when a plan is made would be in that plan."""
         if plan.epoch + 1 >= self._facts.epochs or self.starting.bare:
             return []
         moves = self._balance.deal(roster, {m.peer for m in plan.members}, now)
-        if not moves:
-            moves = self._balance.look(roster, plan.base, now)
-        done: list[ev.LeaderAction] = []
-        for move in moves:
-            done += _asked(move, reports.move_asked(move))
-        return done
+        if moves:
+            return _all_asked(moves)
+        return self.look_again(roster, plan.base, now)
+
+    def look_again(self, roster: Roster, base: Version, now: float) -> list[ev.LeaderAction]:
+        """At intervals: ask peers of stages that can spare them to change to the stage that holds
+        the others up. Also where no epoch closes, because none is planned or none succeeds."""
+        if base.epoch >= self._facts.epochs or self.starting.bare:
+            return []
+        return _all_asked(self._balance.look(roster, base, now))
 
     def _mend(self, roster: Roster, thin: Sequence[int], now: float) -> list[ev.LeaderAction]:
         """Ask a peer of a stage that can spare one to move to a stage that has too few to plan an
@@ -205,6 +209,14 @@ class Gathering:
         if move is None:
             return []
         return _asked(move, reports.help_asked(move))
+
+
+def _all_asked(moves: Sequence[Move]) -> list[ev.LeaderAction]:
+    """The requests of a choice of moves, with the facts that record them."""
+    done: list[ev.LeaderAction] = []
+    for move in moves:
+        done += _asked(move, reports.move_asked(move))
+    return done
 
 
 def _asked(move: Move, fact: ev.RecordFact) -> list[ev.LeaderAction]:

@@ -501,11 +501,12 @@ class Leader:
             return self._plan(base, past, votes, now)
         except OutOfResources as e:
             self.planning.division.postpone(now)
-            return [*self.gathering.lacks_memory(e)]
+            lacks = self.gathering.lacks_memory(e)
+            return [*lacks, *self.gathering.look_again(self.roster, base, now)]
         except NoWay as e:
             self.planning.division.postpone(now)
-            self.gathering.wait(Wait(Lack.WAYS, detail=str(e)))
-            return []
+            self.gathering.wait(Wait(Lack.WAYS, peers=e.peers, detail=str(e)))
+            return self.gathering.look_again(self.roster, base, now)
 
     def _plan(self, base: Version, past: PlanContext, votes: Electorate, now: float) -> Actions:
         """Plan an epoch. Raises OutOfResources and NoWay."""
@@ -587,7 +588,8 @@ class Leader:
         if not results.complete:
             return []
         if not results.counted:
-            return self._abandon(now, "no micro-batch was finished")
+            moves = self.gathering.look_again(self.roster, attempt.plan.base, now)
+            return [*self._abandon(now, "no micro-batch was finished"), *moves]
         if not attempt.taken_over:
             run_s = now - attempt.timing.started
             self.planning.deadlines.ran(run_s, whole=not results.dropped)

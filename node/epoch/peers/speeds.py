@@ -50,7 +50,7 @@ class Speeds:
     def of(self, peer: PeerId) -> float:
         """Micro-batches per second to plan with, quantised; 0 for unknown. The speed of a peer that
         was not measured yet is reckoned from a plain product there."""
-        speed = self.expected(peer)
+        speed = self.believed(peer) or self._reckoned(peer)
         if speed > 0:
             speed = self._planned[peer] = quantise(
                 speed, self._planned.get(peer, 0.0), per_octave=GRID
@@ -58,9 +58,20 @@ class Speeds:
         return speed
 
     def expected(self, peer: PeerId) -> float:
-        """Micro-batches per second as believed, or as reckoned from a plain product for a peer that
-        was not measured yet; 0 for unknown."""
-        return self.believed(peer) or self._reckoned(peer)
+        """Micro-batches per second, comparable between stages: as believed, or for a peer that was
+        not measured yet as reckoned from a plain product, beside peers of its stage or, where none
+        of them was measured, of all stages; 0 for unknown."""
+        believed = self.believed(peer)
+        if believed > 0:
+            return believed
+        here = self._peers.candidates
+        stage = here[peer].stage
+        measured = any(self.believed(p) > 0 for p, c in here.items() if c.stage == stage)
+        reckoned = self._reckoned(peer)
+        if not measured:
+            # In units of the speed that stands in for unknown ones.
+            reckoned *= stand_in(self.believed(p) for p in here) / stand_in(())
+        return reckoned
 
     def _reckoned(self, peer: PeerId) -> float:
         """Estimated speed of a peer that was not measured: the usual speed at its stage, times the
