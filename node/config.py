@@ -280,10 +280,10 @@ class NodeConfig:
             name = SHORT_NAMES.get(key, key)
             if name not in KNOWN:
                 raise unknown(key, [*KNOWN, *SHORT_NAMES])
-            merged[name] = (
-                KNOWN[name].read(value),
-                "--" + key.replace("_", "-").replace(".", "-"),
-            )
+            source = "--" + key.replace("_", "-")
+            if "." in key:
+                source = f"--set {key}"
+            merged[name] = KNOWN[name].read(value), source
 
         tables: dict[str, dict[str, Any]] = {"": {}, **{section: {} for section in SECTIONS}}
         for name, (value, source) in merged.items():
@@ -300,6 +300,14 @@ class NodeConfig:
         found.check_pauses()
         found.check_archive()
         return found
+
+    def check_places(self) -> None:
+        """Raises UsageFault for a file or a directory named by an option that does not exist."""
+        for name in ("data", "tokenizer", "weights"):
+            place = getattr(self.node, name)
+            named = self.sources.get(name, "").startswith("--")
+            if named and place and "://" not in place and not expanded(place).exists():
+                raise UsageFault(f"{place} does not exist", f"check the path behind  --{name}")
 
     def check_archive(self) -> None:
         """Raises UsageFault for an archive of checkpoints that cannot be: no place, no interval, or

@@ -77,8 +77,9 @@ def unreached(
     within: str = "node",
 ) -> list[str]:
     """Public functions and methods of `within` that are named by nothing that can be reached from
-    the modules `roots`, as "module.name" in order. `also`: parts of the names of functions that are called from outside
-    too. A protocol's methods are a promise, not code: they are never among the results."""
+    the modules `roots`, as "module.name" in order. `also`: parts of the names of functions that are
+    called from outside too. A protocol's methods are a promise, not code: they are never among the
+    results."""
     tops = {*roots, within, "protos"}
     program = (s for s in tree.files.values() if s.module.split(".")[0] in tops)
     known = collect(program)
@@ -101,8 +102,8 @@ def _is_class(known: Parts, place: Place) -> bool:
 
 
 def reach(known: Parts, roots: Collection[str], also: Iterable[Place] = ()) -> set[Place]:
-    """Everything reached from the modules `roots`, all of whose functions count as called, and from the
-    places `also`."""
+    """Everything reached from the modules `roots`, all of whose functions count as called, and from
+    the places `also`."""
     found: set[Place] = set()
     attributes: set[str] = set()
     open_: list[Place] = [

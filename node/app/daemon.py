@@ -159,6 +159,8 @@ class Daemon(Node):
         self.journal.emit("daemon", STARTED, f"tutti {VERSION}, pid {os.getpid()}", "debug")
         control = ControlService(self.view, self.config.prepare_control_socket())
         try:
+            # Before anybody is told that this daemon listens.
+            self._check_not_ended()
             await control.start()
             if self.config.node.metrics_port >= 0:
                 self.metrics_url = serve_metrics(self.metrics, self.config.node.metrics_port)
@@ -181,7 +183,7 @@ class Daemon(Node):
         if self.manifest is None and self.invite is not None:
             self.step = "asks the peers of the invite for the manifest of the run"
             self.manifest = await self._find_manifest(self.invite)
-        self._check_not_ended()
+            self._check_not_ended()
         solo = self._solo()
         self._banner(solo)
         self.tasks.spawn(self.view.keep_telling(), "telling", eternal=True)
@@ -1243,6 +1245,8 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
         return daemon
 
     try:
+        if config.node.role != "rendezvous":
+            Device.pick(config.node.device)  # before others are invited
         daemon = uvloop.run(body())
         if daemon.moved:
             again(daemon.to_stage)

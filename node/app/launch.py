@@ -197,6 +197,7 @@ def in_background(words: Sequence[str], log: Path, answers: Callable[[], bool]) 
                 _wait_answer(process, log, answers)
         except KeyboardInterrupt:
             _end(process)
+            print(f"the daemon, pid {process.pid}, was ended", file=sys.stderr)
     return process.pid
 
 

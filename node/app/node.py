@@ -92,8 +92,9 @@ class Node(Peer[Assembled]):
         self.orders: OrderKeeper | None = None
         """The orders of the run's owner; None until the run is known."""
         self.lan: Nearby | None = None
-        self.step = "looks for the swarm"
-        """The step of the start that is under way."""
+        self._step = "looks for the swarm"
+        self.step_since = self.started
+        """Monotonic time at which the step of the start began."""
         self.memory_process = 0
         """Bytes that this process and p2pd had resident when the stage was built, without its
         parameters."""
@@ -108,6 +109,16 @@ class Node(Peer[Assembled]):
         self._shown = lru_cache(1)(partial(shown, me=self.identity))
         self._end = asyncio.Event()
         self._why = ""
+
+    @property
+    def step(self) -> str:
+        """The step of the start that is under way."""
+        return self._step
+
+    @step.setter
+    def step(self, text: str) -> None:
+        self._step = text
+        self.step_since = time.monotonic()
 
     def memory_beside(self) -> tuple[int, int]:
         """Bytes that p2pd has resident, and the most that it had; 0 while it does not run."""

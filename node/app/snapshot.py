@@ -35,7 +35,7 @@ from node.core.numbers import human, several
 from node.core.version import VERSION
 from node.dht.record import PeerBody
 from node.epoch.pace import WAY_TIMEOUT_S
-from node.epoch.waiting import Wait
+from node.epoch.waiting import Lack, Wait
 from node.fine_tuning import worse
 from node.manifest import Manifest
 from node.outer.service import CellMeetings, CellTally
@@ -211,6 +211,8 @@ class SnapshotBuilder:
         self._disk = ""
         """A sentence about the disk of the home, while it is full."""
         self._contention = Contention()
+        self._ways_since = time.monotonic()
+        """Time at which the leader began to wait for peers to reach each other."""
         """Contention since the last look for news; not measured while nothing is wrong."""
         self._told_last: pb.Snapshot | None = None
         """The snapshot of the last look for news."""
@@ -480,10 +482,12 @@ class SnapshotBuilder:
             slept=clocks.slept,
             woke_s=now - clocks.woke_at,
             starting=starting,
+            starting_s=now - d.step_since,
             disk=self._disk,
             child_trouble=tuple(d.child_trouble.values()),
             paused=self._paused(),
             paused_by_run=d.availability.paused_by_run,
+            owns=d.manifest is not None and d.manifest.swarm.owner == d.identity.peer_id,
         )
         if a is None or d.presence is None:
             return general
@@ -516,6 +520,12 @@ class SnapshotBuilder:
             # A peer that has just published its record reports with its next heartbeat.
             known = {*view.follows, *training.leader.roster.peers.candidates, *unreached}
             reporting = {p: stage for p, stage in hosts.items() if p not in known}
+        wait = self._wait(a, loading)
+        if wait is None or wait.lack is not Lack.WAYS:
+            self._ways_since = now
+            apart = {*unreached}
+        else:
+            apart = {*unreached, *wait.peers}
         text_trouble = ""
         if text is not None:
             text_trouble = text.trouble
@@ -528,9 +538,10 @@ class SnapshotBuilder:
             fetched=a.work.fetching,
             fetch_still_s=now - a.work.fetched_at,
             text=text_trouble,
-            wait=self._wait(a, loading),
+            wait=wait,
             leader=leader,
             leads=training.leader is not None,
+            unled=training.leader_id() is None,
             leader_answers=told is not None and told == leader,
             leader_waits=waits_for,
             voters=voters,
@@ -540,9 +551,9 @@ class SnapshotBuilder:
             children=tuple(sorted(loading)),
             children_s=now - max(loading.values(), default=now),
             unreached=unreached,
-            beside=frozenset(p for p in unreached if self._on_this_machine(p)),
+            beside=frozenset(p for p in apart if self._on_this_machine(p)),
             contended=self._contention.last,
-            ways_had_time=s.up_s >= 2 * WAY_TIMEOUT_S,
+            ways_had_time=now - self._ways_since >= 2 * WAY_TIMEOUT_S,
             idle_s=idle_s,
             idle_most_s=max(STALL_S, STALL_EPOCHS * expected, _allowed(a, d.manifest)),
         )
@@ -552,6 +563,8 @@ class SnapshotBuilder:
         presence = self._d.presence
         if presence is None:
             return False
+        if peer == presence.me:
+            return True
         hosts = {host_of(address) for address in presence.addresses(peer)} - {""}
         own = {a for a, kind in address_kinds().items() if kind < InterfaceKind.TUNNEL}
         return not own.isdisjoint(hosts) or (bool(hosts) and hosts <= LOOPBACK)

@@ -41,6 +41,17 @@ class Hours:
         return f"{begin // 60 % 24:02}:{begin % 60:02}"
 
 
+def misread(text: str) -> str:
+    """What is wrong with a text of hours, and how to write it; "" for a text that can be read, and
+    for an empty one."""
+    try:
+        if text.strip():
+            Hours.parse(text)
+    except UsageFault as e:
+        return f"{e.what.partition(': ')[2]}; {e.next_step}"
+    return ""
+
+
 def _inside(minute: float, begin: int, end: int) -> bool:
     if begin < end:
         return begin <= minute < end

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from node.availability.hours import misread
 from node.core.tables import setting
 
 
@@ -24,6 +25,7 @@ class AvailabilitySettings:
         'as "22:30-07,12-13"; empty: at any hour.',
         pattern=r"([0-9:,\s-]*)",
         says='spans of a day such as "22-07" or "22:30-07,12-13"',
+        refused=misread,
     )
     max_load: float = setting(
         0.0,

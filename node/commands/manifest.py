@@ -205,8 +205,7 @@ def init(
         shared.print_json(made_of.document())
         return ExitCode.OK
     rates = model is not None and file is None
-    about_model = model is not None
-    for line in made_of.lines(identity.name, shown, model=about_model, rates=rates):
+    for line in made_of.lines(identity.name, shown, rates=rates):
         print(shared.advice(line))
     return ExitCode.OK
 
@@ -268,21 +267,22 @@ class _Made:
                 f"training.target_batch={8 * at_once}"
             )
 
-    def lines(
-        self, signer: str, samples: Sequence[str], *, model: bool, rates: bool
-    ) -> Iterator[str]:
-        """The report on stdout: with the model it begins from, and how its rates were chosen."""
+    def lines(self, signer: str, samples: Sequence[str], *, rates: bool) -> Iterator[str]:
+        """The report on stdout. ``rates``: with how the rates were chosen."""
         from node import fine_tuning
         from node.app import joining
         from node.app.capacity import cut_lines
 
         yield f"wrote    {self.out}   run {self.manifest.run_id[:12]}, signed by {signer}"
-        if model:
-            yield f"model    {self.manifest.model_said()}"
+        yield f"model    {self.manifest.model_said()}"
         if self.cut:
             yield from cut_lines(self.cut)
         if rates:
             yield from fine_tuning.explained(self.manifest)
+        else:
+            t = self.manifest.training
+            tokens = t.target_batch * self.manifest.model.seq_len
+            yield f"epoch    {tokens:,} tokens; the run has {t.epochs:,} epochs"
         yield f"data     {joining.content_line(self.manifest, self.corpus)}"
         yield from samples
         for line in self.notes():

@@ -35,6 +35,7 @@ def start(what: str | None, background: bool, settings: dict[str, Any], **given:
     built-in data that others can join."""
     flags = given | settings
     ours = shared.config(flags)
+    ours.check_places()
     clear_stale(ours.control_socket)  # refuses a second daemon
     if background:
         words = ["start"]
@@ -77,6 +78,7 @@ def join(
     yes."""
     flags = given | settings
     ours = shared.config(flags)
+    ours.check_places()
     if not no_start:
         clear_stale(ours.control_socket)  # refuses a second daemon
     from node.app import joining

@@ -56,8 +56,12 @@ class Situation:
     """The reason of a pause, and whether it still gives its stage up."""
     paused_by_run: bool = False
     """The run's owner pauses the run."""
+    owns: bool = False
+    """This peer's operator owns the run."""
     starting: str = ""
     """The step of the start that is under way."""
+    starting_s: float = 0.0
+    """Seconds since that step began."""
     disk: str = ""
     """A sentence about a disk that is full."""
     awaits_weights: bool = False
@@ -73,6 +77,8 @@ class Situation:
     leader: PeerId | None = None
     leads: bool = False
     """This peer leads."""
+    unled: bool = False
+    """No peer leads, by this peer's knowledge."""
     leader_answers: bool = False
     """The leader answered the last heartbeat."""
     leader_waits: str = ""
@@ -94,7 +100,8 @@ class Situation:
     unreached: tuple[PeerId, ...] = ()
     """Peers that this one has tried to reach in vain."""
     beside: frozenset[PeerId] = frozenset()
-    """The peers among them that run on this machine."""
+    """The peers among them, and among those that a leader's wait names, that run on this machine,
+    this one included."""
     contended: float = 0.0
     """Share of the time for which threads of this process lately waited for a processor."""
     ways_had_time: bool = False
@@ -151,7 +158,9 @@ def _paused(s: Situation) -> Cause | None:
         return None
     step = "go on at once with  tutti resume"
     if s.paused_by_run:
-        step = "the run's owner lets it go on with  tutti swarm resume"
+        step = "nothing to do here: it goes on when the run's owner resumes it"
+    if s.paused_by_run and s.owns:
+        step = "let it go on with  tutti swarm resume"
     what = paused_words(s.paused)
     if s.state == "pausing":
         what = f"leaves the plan for a pause: {s.paused}"
@@ -195,9 +204,9 @@ def _woke(s: Situation) -> Cause | None:
 def _starting(s: Situation) -> Cause | None:
     if not s.starting:
         return None
-    if s.up_s < START_S:
+    if s.starting_s < START_S:
         return Cause("starting", s.starting, "", usual=True)
-    return Cause("starting", f"still starting after {lasting(s.up_s)}: {s.starting}", LOGS)
+    return Cause("starting", f"{s.starting}, for {lasting(s.starting_s)} so far", LOGS)
 
 
 def _disk(s: Situation) -> Cause | None:
@@ -251,6 +260,12 @@ def _text(s: Situation) -> Cause | None:
     return Cause("text", f"text for training cannot be had: {s.text}", "it is asked for again")
 
 
+_FEW_VOTERS = (
+    "start the others again; where every stage still has a peer, those go on without them after a "
+    "minute"
+)
+
+
 def _silent_leader(s: Situation) -> Cause | None:
     if s.leader is None or s.leads or s.lives(s.leader):
         return None
@@ -261,7 +276,7 @@ def _silent_leader(s: Situation) -> Cause | None:
         votes = f"; {living} of {voters} voters live"
     step = "nothing to do: the voters that live follow another leader within seconds"
     if voters and 2 * living <= voters:
-        step = "start the others again; without them those who are here go on after a minute"
+        step = _FEW_VOTERS
     return Cause("leader-silent", f"the leader {_silent(s, s.leader)}{votes}", step)
 
 
@@ -277,7 +292,7 @@ def _voters(s: Situation) -> Cause | None:
         parts.append(f"no sign of life: {_some(s, silent)}")
     if reach:
         parts.append(f"not heard here yet: {_some(s, reach)}")
-    step = "start the others again; without them those who are here go on after a minute"
+    step = _FEW_VOTERS
     if 2 * (w.of - len(silent)) > w.of:
         step = "nothing to do: those that live report within seconds"
     return Cause("voters", "; ".join(parts), step)
@@ -303,7 +318,9 @@ def _stages(s: Situation) -> Cause | None:
 
 
 def _ends(s: Situation) -> Cause | None:
-    if s.wait is None or s.wait.lack is not Lack.ENDS:
+    # The epoch that a leader has left is under way here until another leader ends it.
+    left = s.wait is None and s.unled and s.idle_s > s.idle_most_s
+    if not left and (s.wait is None or s.wait.lack is not Lack.ENDS):
         return None
     ends = [p for p, stage in s.hosts.items() if stage == ENDS]
     living = [p for p in ends if s.lives(p)]
@@ -313,7 +330,13 @@ def _ends(s: Situation) -> Cause | None:
     what = "no peer at the ends is in sight, so nobody leads"
     if ends:
         what = f"no peer at the ends answers, so nobody leads: {_some(s, ends)}"
-    step = "wait for the peer that founded the run, or hold the ends here: tutti start --role ends"
+    coming = [p for p, stage in s.coming.items() if stage in (ENDS, None) and s.lives(p)]
+    if coming:
+        return Cause("ends", f"{what}; {_some(s, coming)} may take them", "", usual=True)
+    step = (
+        "wait for the peer that founded the run; a peer that has the run's data can hold the ends: "
+        "tutti start --role ends"
+    )
     return Cause("ends", what, step)
 
 
@@ -334,12 +357,15 @@ _OPEN_PORT = (
 def _unreached_step(s: Situation) -> str:
     """Advice if peers do not answer. The load of this machine comes first; peers that run on this
     machine are no reason to open ports."""
+    apart = {*s.unreached}
+    if s.wait is not None and s.wait.lack is Lack.WAYS:
+        apart.update(s.wait.peers)
     if s.contended >= CONTENDED:
         return (
             f"this machine has too little processor time: this daemon waits for {s.contended:.0%} "
             "of its time; end other programs, or run fewer daemons here"
         )
-    if s.unreached and s.beside.issuperset(s.unreached):
+    if apart and s.beside.issuperset(apart):
         return f"they run on this machine, so no port is in the way: see  tutti ps ; {LOGS}"
     return _OPEN_PORT
 

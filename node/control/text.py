@@ -152,7 +152,7 @@ def status_lines(s: Snapshot, verbose: bool = False) -> list[Text]:
         ("order", _order(s.order)),
         ("copies", _archive(s.archive)),
         ("time", _shares(s.time_s)),
-        ("network", f"{paths_words(s.paths_to) or 'no peer yet'}   {_traffic(s)}"),
+        ("network", f"{paths_words(s.paths_to) or 'no peer connected'}   {_traffic(s)}"),
         ("", _caps(s)),
         ("reachable", clean(s.reachable, WHOLE)),
         ("device", _device(s)),
@@ -358,12 +358,11 @@ def _paths(s: Snapshot) -> list[tuple[str, str]]:
     said = ""
     if p.run_s:
         said = f"   should take {p.run_s:.2f} s + round {p.round_s:.2f} s"
-    of = ""
-    if p.last_said_s:
-        of = f" of {p.last_said_s:.2f}"
     took = ""
     if p.last_took_s:
-        took = f"   last took {p.last_took_s:.2f}{of} s"
+        took = f"   the last took {p.last_took_s:.2f} s"
+    if p.last_took_s and p.last_said_s:
+        took += f", {p.last_said_s:.2f} s expected"
     return [
         ("paths", f"{clean(p.how, 16)}{said}{took}"),
         *(("", clean(why, WHOLE)) for why in p.why),

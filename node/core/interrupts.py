@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from enum import Enum
 from types import FrameType
@@ -20,6 +21,9 @@ from typing import Any
 EXIT_CODE = 130
 """128 + SIGINT, as shells have it; :class:`node.core.errors.ExitCode` names it INTERRUPTED."""
 LAST_WORDS = "interrupted"
+TOGETHER_S = 1.0
+"""Seconds in which several SIGTERM are one: a program that ends a group of processes, and the make
+in that group, each send one."""
 AGAIN_S = 0.05
 """Seconds until a Ctrl-C that Python raised where nothing can catch it is delivered again."""
 
@@ -36,6 +40,8 @@ class _State:
     mode = _Mode.LEAVE
     words = LAST_WORDS
     arrived = False
+    arrived_at = 0.0
+    """Monotonic time of the first signal."""
     installed = False
 
 
@@ -147,11 +153,15 @@ def _in_mode(mode: _Mode) -> Iterator[None]:
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
+    now = time.monotonic()
+    if _State.arrived and number == signal.SIGTERM and now - _State.arrived_at < TOGETHER_S:
+        return
     if _State.arrived:
         os._exit(EXIT_CODE)
     if _State.mode is _Mode.LEAVE:
         leave()
     _State.arrived = True
+    _State.arrived_at = now
     if _State.mode is _Mode.RAISE:
         raise KeyboardInterrupt
 

@@ -88,10 +88,12 @@ def setting(
     pattern: str = "",
     says: str = "",
     removed: Mapping[str, str] | None = None,
+    refused: Callable[[Any], str] | None = None,
 ) -> T:
     """Declare a field of a settings class: its default, its meaning for users in one paragraph, and
     the values it may hold, as in :class:`FieldRule`."""
-    return _declared(default, text, FieldRule(least, most, choices, pattern, says, removed or {}))
+    rule = FieldRule(least, most, choices, pattern, says, removed or {}, refused=refused)
+    return _declared(default, text, rule)
 
 
 def rate_setting(text: str, *, refused: Callable[[float], str] | None = None) -> float:
@@ -246,6 +248,10 @@ ALIASES: Mapping[str, str] = {
 """Keys of settings by the names that other libraries have for them."""
 
 
+MOST_LISTED = 30
+"""Names that a complaint lists."""
+
+
 def unknown(name: str, known: list[str], source: str = "") -> UsageFault:
     """The complaint about an unknown name, with the nearest known one."""
     near = _meant(name, known)
@@ -253,10 +259,13 @@ def unknown(name: str, known: list[str], source: str = "") -> UsageFault:
     beside = []
     if dot:
         beside = sorted(k for k in known if k.rpartition(".")[0] == section)
+    listed = beside or sorted(known)
     if near:
         hint = f"did you mean  {near}  ?"
+    elif len(listed) <= MOST_LISTED:
+        hint = "known here: " + ", ".join(listed)
     else:
-        hint = "known here: " + ", ".join(beside or sorted(known))
+        hint = "all settings, with their meanings:  tutti config"
     return UsageFault(f"{name} is not a setting{_where(source)}", hint)
 
 

@@ -46,8 +46,8 @@ _NO_TEMPLATE = (
 _CHECK = "check that file"
 _log = logging.getLogger("tutti.data")
 _GET = (
-    "check the path, or name the file with  --data PATH; who owns the run has it, and a block "
-    "stage needs none"
+    "check the path; a peer of somebody else's run names its own copy with  --data PATH , and a "
+    "block stage needs none"
 )
 
 
@@ -281,8 +281,7 @@ def plain_text(
 
 
 def cut_at_lines(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """A text in pieces that end behind a line end where there is one, else at a character's
-    end."""
+    """A text in larger pieces. Each ends with a line where it has one, else with a character."""
     rest = b""
     for more in pieces:
         rest += more

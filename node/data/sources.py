@@ -351,11 +351,12 @@ def _split(tokens: Ids, settings: DataSettings, seq_len: int, digest: str, vocab
     if held:
         uses = "to train on and to hold out"
     refuse(
+        (not len(tokens), f"{settings.source} has no text", "name a file with text in it"),
         (
             cut < window,
             f"{settings.source} has {len(tokens)} tokens, too few for windows of {window} {uses}",
             "give a longer text or a shorter model.seq_len",
-        )
+        ),
     )
     return Corpus(tokens[:cut], tokens[cut:], digest, vocab, seq_len)
 

@@ -24,8 +24,8 @@ BEHIND = 16
 MOST_TOKENIZER = 256 << 20
 """Bytes of a tokenizer.json."""
 GET_TOKENIZER = (
-    "name the tokenizer.json with  --tokenizer PATH ; who owns the run has it, and a block stage "
-    "needs none"
+    "check the path; a peer of somebody else's run names its own copy with  --tokenizer PATH , "
+    "and a block stage needs none"
 )
 ENDS = ("<|eos|>", "</s>", "<|end_of_text|>", "<|endoftext|>", "<|im_end|>")
 """Words by which trained tokenizers end a document."""

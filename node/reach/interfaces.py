@@ -238,6 +238,8 @@ def check_free(
             probe.bind((host, port))
         except OSError as e:
             option = f"--set {setting}=PORT"
+            if setting == "transport.p2p_port":
+                option = "--p2p-port PORT"
             raise taken(host, port, option, kind, e.strerror or str(e)) from e
 
 

@@ -152,7 +152,7 @@ def test_who_joins_is_told_of_a_pause_and_of_an_end(ours, monkeypatch, capsys):
 
 def test_a_pause_of_the_owner_is_shown_with_the_step_that_ends_it():
     reason = "by the run's owner 12 min ago: 'moving disks'"
-    found = cause(Situation(state="paused", paused=reason, paused_by_run=True))
+    found = cause(Situation(state="paused", paused=reason, paused_by_run=True, owns=True))
     assert found.what == f"paused {reason}"
     assert "tutti swarm resume" in found.step
     assert found.usual

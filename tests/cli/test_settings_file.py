@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import threading
 import tomllib
 
@@ -81,6 +82,45 @@ def test_a_value_is_changed_and_taken_out(tutti, file):
     refused(tutti("config", "unset", "name"), 2, "is not set in")
 
 
+def test_a_value_may_stand_behind_an_equals_sign(tutti, file):
+    tutti("config", "set", "threads=2").good()
+    assert tomllib.loads(file.read_text())["threads"] == 2
+
+
+def test_a_section_without_settings_goes_unless_its_user_wrote_in_it(tutti, file):
+    tutti("config", "set", "hours", "22-07").good()
+    tutti("config", "unset", "hours").good()
+    assert file.read_text().strip() == FILE.strip()
+    tutti("config", "unset", "max_up").good()
+    assert tomllib.loads(file.read_text()) == {"name": "anna"}
+    file.write_text("[transport]\n# slow\nmax_up = 2500000\n")
+    tutti("config", "unset", "max_up").good()
+    assert "# slow" in file.read_text()
+
+
+def test_a_running_daemon_takes_a_change_with_its_next_start(tutti, ours, file):
+    with socket.socket(socket.AF_UNIX) as listening:
+        ours.prepare_control_socket()
+        listening.bind(str(ours.control_socket))
+        listening.listen()
+        shown = tutti("config", "set", "threads", "3")
+    assert shown.returncode == 0
+    assert "holds from the next start on" in shown.stderr
+    assert "tutti restart" in shown.stderr
+    assert not tutti("config", "set", "threads", "4").stderr
+
+
+def test_a_setting_without_a_flag_is_named_as_it_was_given(tutti):
+    shown = tutti("start", "--set", "limits.in_flight=many")
+    refused(shown, 2, "--set limits.in_flight")
+
+
+@pytest.mark.parametrize("words", [("start",), ("join", "tutti1:AAAA", "--yes")])
+@pytest.mark.parametrize("setting", ["data", "tokenizer", "weights"])
+def test_a_file_that_is_named_and_missing_is_said_first(tutti, words, setting):
+    refused(tutti(*words, f"--{setting}", "/no/such"), 2, "/no/such does not exist", setting)
+
+
 def test_the_file_is_made_for_its_user_alone(tutti, home):
     tutti("config", "set", "threads", "2").good()
     assert (home / "config.toml").read_text() == "threads = 2\n"
@@ -99,6 +139,9 @@ def test_the_file_is_made_for_its_user_alone(tutti, home):
         (("role", "boss"), "one of auto, ends, stage, rendezvous"),
         (("max_up", "3"), "too little to take part"),
         (("may_move", "perhaps"), "true or false"),
+        (("hours", "25-07"), "no time of the day"),
+        (("hours", "22-22"), "begins when it ends"),
+        (("threads",), "tutti config set threads VALUE"),
     ],
 )
 def test_a_wrong_value_changes_nothing(tutti, file, words, says):

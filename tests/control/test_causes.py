@@ -64,9 +64,9 @@ WORDS = {
         "nothing to do",
     ),
     "a late start": (
-        {"starting": "builds stage 2", "up_s": START_S},
+        {"starting": "builds stage 2", "starting_s": START_S},
         "starting",
-        "still starting after 2 min: builds stage 2",
+        "builds stage 2, for 2 min so far",
         "tutti logs",
     ),
     "a full disk": (
@@ -166,6 +166,22 @@ WORDS = {
         "ends",
         "AAAAAA of the ends did not answer a moment ago",
         "asked again",
+    ),
+    "no ends in an epoch that its leader has left": (
+        {"unled": True, "idle_s": 20.0, "contended": 0.9},
+        "ends",
+        "in sight, so nobody leads",
+        "wait for the peer that founded the run",
+    ),
+    "ways between two daemons of this machine": (
+        {
+            "wait": Wait(Lack.WAYS, peers=(A, B), detail="a connection between X and Y"),
+            "beside": frozenset({A, B}),
+            "ways_had_time": True,
+        },
+        "ways",
+        "waiting for a connection between X and Y",
+        "they run on this machine",
     ),
     "ways": (
         {"wait": Wait(Lack.WAYS, detail="a connection between X and Y"), "ways_had_time": True},
@@ -271,7 +287,14 @@ def test_a_reason_is_named_with_its_next_step(row: str):
 
 USUAL = {
     "weights": ({"awaits_weights": True, "up_s": 3.0}, "the weights that the run begins from"),
-    "starting": ({"starting": "builds stage 2", "up_s": 5.0}, "builds stage 2"),
+    "starting": (
+        {"starting": "builds stage 2", "starting_s": 5.0, "up_s": 10 * START_S},
+        "builds stage 2",
+    ),
+    "ends that are coming back": (
+        {"unled": True, "idle_s": 20.0, "coming": {A: None}},
+        "no peer at the ends is in sight, so nobody leads; AAAAAA may take them",
+    ),
     "children": (
         {"wait": STAGES, "children": (1, 2, 3), "children_s": 4.0},
         "stages 2, 3 load on this machine, for 4 s so far",
@@ -376,6 +399,9 @@ def test_a_paused_peer_is_healthy_and_says_why():
     assert of(state="paused", paused=why, starting="looks", up_s=START_S) == Cause(
         "paused", f"paused {why}", "go on at once with  tutti resume", usual=True
     )
+    by_run = {"state": "paused", "paused": "by the run's owner", "paused_by_run": True}
+    assert "when the run's owner resumes it" in of(**by_run).step
+    assert "tutti swarm resume" in of(**by_run, owns=True).step
     assert of(state="pausing", paused=why).what == f"leaves the plan for a pause: {why}"
 
 

@@ -55,6 +55,22 @@ with interrupts.raising():
     assert after(code) == (130, "", "")
 
 
+def test_a_group_and_the_program_in_it_stop_a_command_once():
+    code = """
+interrupts.install(signal.SIGTERM)
+with interrupts.raising():
+    try:
+        signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.raise_signal(signal.SIGTERM)
+        print("taken down", flush=True)
+        interrupts.TOGETHER_S = 0.0
+        signal.raise_signal(signal.SIGTERM)
+        print("too late", flush=True)
+"""
+    assert after(code) == (130, "taken down\n", "")
+
+
 def test_what_must_not_be_left_half_done_is_finished():
     code = """
 with interrupts.held():

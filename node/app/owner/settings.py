@@ -197,6 +197,8 @@ def unset(file: Path, name: str) -> SettingChange:
             )
         before = table[key]
         del table[key]
+        if isinstance(table, tomlkit.items.Table) and not table.as_string().strip():
+            del document[section]  # with a comment in it, it stays
     return SettingChange(name, None, _plain(before), file)
 
 

@@ -95,7 +95,7 @@ class SystemdUnit:
         """Content of the unit file. Raises UsageFault for a path that it cannot hold."""
         lines = [
             "# Written by  tutti service install , which replaces it.",
-            "[SystemdUnit]",
+            "[Unit]",
             f"Description={_specified(self.description)}",
             "Documentation=man:systemd.service(5)",
             "StartLimitIntervalSec=0",

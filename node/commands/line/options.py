@@ -112,7 +112,10 @@ data_places = several(
 )
 """Where data and tokenizer of a run are on this machine: parameters data, data_hosts, tokenizer."""
 peer_settings = several(
-    option("--name", help="Human name of this node."),
+    option(
+        "--name",
+        help="Human name of this node, for this start; kept by  tutti config set name NAME",
+    ),
     option("--role", type=OneOf(ROLES), metavar="ROLE", help="auto, ends, stage, rendezvous."),
     option("--stage", help="auto, or the block stage to host."),
     option("--device", help="auto, cpu, cuda:N."),

@@ -12,6 +12,7 @@ import click
 from node.commands.line import options, shared
 from node.commands.line.usage import VerbGroup, argument, command, option
 from node.control import terminal
+from node.control.sockets import listener
 from node.core.errors import ExitCode, LocalFault, UsageFault
 
 if TYPE_CHECKING:
@@ -61,11 +62,20 @@ def get(name: str, config: Path | None, settings: dict[str, Any], as_json: bool)
 
 @command("set", context_settings={"ignore_unknown_options": True})
 @setting
-@argument("value", metavar="VALUE", help="As behind --set; several with commas between them.")
+@argument(
+    "value",
+    metavar="VALUE",
+    default=None,
+    help="As behind --set; several with commas between them. NAME=VALUE in one word does, too.",
+)
 @written_file
 @options.as_json
-def set_one(name: str, value: str, file: Path | None, as_json: bool) -> int:
+def set_one(name: str, value: str | None, file: Path | None, as_json: bool) -> int:
     """Keep a setting in the settings file. It holds from the next start on."""
+    if value is None:
+        name, there, value = name.partition("=")
+        if not there:
+            raise UsageFault(f"no value for {name}", f"tutti config set {name} VALUE")
     from node.app.owner.settings import set_value
     from node.config import settings_file
 
@@ -133,7 +143,10 @@ def _print_without_verb(ctx: click.Context, **given: Any) -> int:
 def _show(changed: SettingChange, file: Path | None, *, as_json: bool) -> int:
     """Show a change of the settings file. Another fault in the settings is no fault of it."""
     try:
-        note = changed.overruled(shared.config({"config": file}))
+        ours = shared.config({"config": file})
+        note = changed.overruled(ours)
+        if not note and listener(ours.control_socket) is not None:
+            note = "it holds from the next start on:  tutti restart"
     except LocalFault as fault:
         note = f"there is another fault: {fault.what}; {fault.next_step}"
     if as_json:
