@@ -16,6 +16,7 @@ from typing import Any
 
 import tomlkit
 from tomlkit.exceptions import TOMLKitError
+from tomlkit.items import Table
 
 from node.config import (
     ENVIRONMENT,
@@ -197,7 +198,7 @@ def unset(file: Path, name: str) -> SettingChange:
             )
         before = table[key]
         del table[key]
-        if isinstance(table, tomlkit.items.Table) and not table.as_string().strip():
+        if isinstance(table, Table) and not table.as_string().strip():
             del document[section]  # with a comment in it, it stays
     return SettingChange(name, None, _plain(before), file)
 
