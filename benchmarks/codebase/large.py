@@ -31,6 +31,7 @@ CLASSES = (
     Excuse("node/app/demo/play.py", "DemoOutcome", "a line of JSON: one field a number"),
     Excuse("node/app/node.py", "Node", UNCUT + "the state of a process that its operator sees"),
     Excuse("node/app/peer.py", "Peer", UNCUT + "a place, a move and a pause of one peer"),
+    Excuse("node/app/snapshot.py", "SnapshotBuilder", UNCUT + "what a snapshot is made from"),
     Excuse(
         "node/averaging/exchange/owner.py",
         "ExchangeServer",

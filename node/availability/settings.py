@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from node.availability.hours import misread
-from node.core.tables import setting
+from node.core.tables import setting, text_setting
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,7 @@ class AvailabilitySettings:
         least=0,
         most=24 * 60,
     )
-    hours: str = setting(
-        "",
+    hours: str = text_setting(
         'Hours of the day, by the local clock, in which the daemon works: "22-07", or several such '
         'as "22:30-07,12-13"; empty: at any hour.',
         pattern=r"([0-9:,\s-]*)",

@@ -88,12 +88,16 @@ def setting(
     pattern: str = "",
     says: str = "",
     removed: Mapping[str, str] | None = None,
-    refused: Callable[[Any], str] | None = None,
 ) -> T:
     """Declare a field of a settings class: its default, its meaning for users in one paragraph, and
     the values it may hold, as in :class:`FieldRule`."""
-    rule = FieldRule(least, most, choices, pattern, says, removed or {}, refused=refused)
-    return _declared(default, text, rule)
+    return _declared(default, text, FieldRule(least, most, choices, pattern, says, removed or {}))
+
+
+def text_setting(text: str, *, pattern: str, says: str, refused: Callable[[str], str]) -> str:
+    """Declare a text with a grammar of its own, empty by default. ``refused`` says what is wrong
+    with a value, "" for nothing."""
+    return _declared("", text, FieldRule(pattern=pattern, says=says, refused=refused))
 
 
 def rate_setting(text: str, *, refused: Callable[[float], str] | None = None) -> float:

@@ -128,7 +128,8 @@ def test_a_run_of_one_cell_says_nothing_of_cells() -> None:
             lambda: reports.move_asked(MOVE),
             RecordFact(
                 "move-asked",
-                "peer it should change from stage 1 to 2: the swarm becomes 1.25 times as fast",
+                "peer it should change from stage 1 to stage 2: the swarm becomes 1.25 times as "
+                "fast",
                 facts={"peer": IT, "source": 1, "target": 2, "gain": 1.25},
             ),
         ),

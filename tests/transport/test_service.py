@@ -315,11 +315,16 @@ async def test_an_address_nobody_could_dial_is_not_announced(swarm, address):
 async def test_a_taken_port_is_named_with_its_holder(swarm):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        for setting in ("grpc_port", "p2p_port", "bypass_port"):
+        options = {
+            "grpc_port": "--set transport.grpc_port=PORT",
+            "p2p_port": "--p2p-port PORT",
+            "bypass_port": "--set transport.bypass_port=PORT",
+        }
+        for setting, option in options.items():
             transport = await swarm(started=False, **{setting: port})
             with pytest.raises(NetworkFault, match=f"port {port} of 127.0.0.1") as fault:
                 await transport.start()
-            assert f"transport.{setting}" in fault.value.next_step
+            assert option in fault.value.next_step
             assert "pid" in fault.value.what
 
 
