@@ -1240,7 +1240,8 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
             if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
                 asyncio.get_running_loop().add_signal_handler(number, signalled, number)
         daemon = Daemon(config, manifest, invite)
-        interrupts.unblock(signal.SIGTERM)  # of a process that has replaced itself
+        # Blocked by a process that has replaced itself.
+        interrupts.unblock(signal.SIGINT, signal.SIGTERM)
         await daemon.run()
         return daemon
 

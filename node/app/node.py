@@ -21,11 +21,12 @@ from node.availability.keeper import AvailabilityKeeper
 from node.checkpoint.archive.keeper import ArchiveKeeper
 from node.config import NodeConfig
 from node.core.clock import Since, SystemClock
-from node.core.errors import LocalFault, NetworkFault, ProtocolMismatch, Refused
+from node.core.errors import LocalFault, NetworkFault, ProtocolMismatch, Refused, UsageFault
 from node.core.home import expanded, pasteable
-from node.core.ids import PeerId, RunId
+from node.core.ids import ENDS, PeerId, RunId
 from node.core.memory import most_resident, resident
 from node.core.version import OLDEST_PROTOCOL, PROTOCOL, VERSION, Protocols
+from node.data.places import data_directory, data_file, is_directory
 from node.dht.record import PeerBody
 from node.identity.admission import Gate, shown
 from node.identity.invites import Invite
@@ -169,15 +170,33 @@ class Node(Peer[Assembled]):
         self.stop(text)
 
     def refuses(self, manifest: Manifest, stage: int) -> str:
-        """Reason as of the base class, or the lack of memory."""
+        """Reason as of the base class, or the lack of memory or of the run's text."""
         a = self.assembled
         why = super().refuses(manifest, stage)
+        if not why and stage == ENDS:
+            why = self._lacks_text(manifest)
         if why or a is None:
             return why
         verdict = check_memory(self.config, manifest, stage, a.memory_limit, a.main_memory)
         if verdict.ok:
             return ""
         return verdict.text
+
+    def _lacks_text(self, manifest: Manifest) -> str:
+        """Reason why this peer cannot read a text that each peer keeps on its disk; "" if it can,
+        and for a text from elsewhere."""
+        kind, _, name = manifest.data.source.partition(":")
+        if kind != "file":
+            return ""
+        places = self.config.places_of(manifest)
+        find = data_directory if is_directory(name) else data_file
+        try:
+            path = find(name, manifest.data.sha256, places)
+        except UsageFault as e:
+            return e.what
+        if path.exists():
+            return ""
+        return f"the run's text {path} is not here"
 
     # ----------------------------------------------------------- admission
 

@@ -94,6 +94,8 @@ def test_a_mark_that_tutti_did_not_leave_is_refused(tmp_path: Path, text: str) -
 
 
 LAST = MANIFEST.pipeline.stages
+NAMELESS = amended(MANIFEST, {"data.source": "file:/no/such.txt"})
+ELSEWHERE = amended(NAMELESS, {"data.sha256": "0" * 64})
 DILOCO = replace(MANIFEST, outer=OuterSettings("butterfly", "deltas", "nesterov", window_s=20.0))
 
 
@@ -112,6 +114,9 @@ DILOCO = replace(MANIFEST, outer=OuterSettings("butterfly", "deltas", "nesterov"
         (MANIFEST, hosting(0), LAST + 1, "auto", "does not change from"),
         (MANIFEST, hosting(1, memory=1 << 16), 2, "stage", "does not fit"),
         (DILOCO, hosting(1, main=1 << 16), 2, "stage", "main memory"),
+        (NAMELESS, hosting(1), 0, "auto", "no hash of it"),
+        (ELSEWHERE, hosting(1), 0, "auto", "is not here"),
+        (ELSEWHERE, hosting(1), 2, "auto", ""),
     ],
 )
 def test_a_move_that_cannot_be_made_is_refused_with_the_reason(

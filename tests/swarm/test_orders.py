@@ -36,7 +36,8 @@ def test_the_owner_pauses_resumes_and_ends_a_run(box) -> None:
     assert now.paused_by_run
     assert now.reason.startswith("paused by the run's owner ")
     assert now.reason.endswith(f" ago: '{WHY}'")
-    assert without_home(now.next_step) == "the run's owner lets it go on with  tutti swarm resume"
+    assert now.next_step.endswith("it goes on when the run's owner resumes it")
+    assert "tutti swarm resume" in without_home(owner.status().next_step)
     kept = {p.label: kept_epochs(p) for p in (owner, stays)}
     assert max(kept[owner.label]) == max(kept[stays.label]), "all finish one epoch"
     assert not stays.events("pause-hasty")
