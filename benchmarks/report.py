@@ -131,12 +131,16 @@ def command_line(description: str | None) -> ArgumentParser:
 
 
 def chosen(parser: ArgumentParser, words: str, parts: Collection[str]) -> list[str]:
-    """The parts that ``--only`` names, separated by commas. Ends the program with the parser's
-    error for one that there is not: a run of nothing would hold."""
-    named = words.split(",")
-    if unknown := [word for word in named if word not in parts]:
-        parser.error(f"--only {unknown[0]}: there are {', '.join(parts)}")
-    return named
+    """The parts that ``--only`` names, separated by commas; a number names all parts with this
+    number and a letter. Ends the program with the parser's error for one that there is not: a run
+    of nothing would hold."""
+    found = list[str]()
+    for word in words.split(","):
+        named = [p for p in parts if p == word or (p[:-1] == word and p[-1:].isalpha())]
+        if not named:
+            parser.error(f"--only {word}: there are {', '.join(parts)}")
+        found += named
+    return found
 
 
 def arguments(words: Sequence[str]) -> list[str]:

@@ -43,18 +43,21 @@ QUICK = Size({"training.epochs": 12, "training.target_batch": 4}, seeds=(1,))
 """12 epochs of 2,048 tokens, and three runs in one process."""
 
 
-def rows(report: Report, root: Path, *, quick: bool = False) -> None:
-    """Rows of the whole model, of adapters, and of a rate that is too large."""
-    set_threads(2)
-    size = QUICK if quick else WHOLE
-    _compared(report, "full", size, {}, root / "full")
-    _compared(report, f"adapters of rank {RANK}", size, {"model.adapter": RANK}, root / "adapters")
-    _too_large(report, root / "large")
+def full(report: Report, root: Path, *, quick: bool = False) -> None:
+    """Rows of all weights."""
+    _compared(report, "full", {}, root, quick=quick)
+
+
+def adapters(report: Report, root: Path, *, quick: bool = False) -> None:
+    """Rows of adapters."""
+    _compared(report, f"adapters of rank {RANK}", {"model.adapter": RANK}, root, quick=quick)
 
 
 def _compared(
-    report: Report, what: str, size: Size, changes: Mapping[str, Any], root: Path
+    report: Report, what: str, changes: Mapping[str, Any], root: Path, *, quick: bool
 ) -> None:
+    set_threads(2)
+    size = QUICK if quick else WHOLE
     box, last, formats = _run(root, {**size.settings, **changes})
     t = box.manifest.training
     o = box.manifest.optimizer
@@ -139,8 +142,8 @@ class Alone:
         return loss
 
 
-def _too_large(report: Report, root: Path) -> None:
-    """A rate 20 times the default must be named by the status and once by the journal."""
+def too_large(report: Report, root: Path) -> None:
+    """The row of a rate 20 times the default: the status must say so, and the journal once."""
     usual = _made(root / "usual", QUICK.settings).manifest.optimizer.adam_lr
     changes = {**QUICK.settings, "optimizer.adam_lr": TIMES_TOO_LARGE * usual}
     box, last, _ = _run(root / "run", changes)

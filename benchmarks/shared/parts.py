@@ -1,4 +1,5 @@
-"""A benchmark in numbered parts, each a module with ``rows(report, root)``."""
+"""A benchmark in numbered parts, each a module with ``rows(report, root)``, or ``MODULE:NAME`` for
+another such function of it."""
 
 import importlib
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -50,7 +51,9 @@ def run_parts(
         given = (more or {}).get(number, {})
 
         def part(report: Report, root: Path, name: str = name, given: Any = given) -> None:
-            importlib.import_module(f"{package}.{name}").rows(report, root, **given)
+            module, _, function = name.partition(":")
+            found = getattr(importlib.import_module(f"{package}.{module}"), function or "rows")
+            found(report, root, **given)
 
         run_part(report, f"{number} {name}", part)
 

@@ -4,6 +4,7 @@ import ast
 import importlib
 import re
 import sys
+from argparse import ArgumentParser
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from benchmarks import simulator
 from benchmarks.__main__ import main as benchmark_names
 from benchmarks.__main__ import names
-from benchmarks.report import Report
+from benchmarks.report import Report, chosen
 from benchmarks.shared.points import exists
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -109,3 +110,20 @@ def test_a_part_that_is_not_there_is_refused(name, monkeypatch, capsys):
         sys.exit(started(name))
     assert end.value.code == 2
     assert "--only nothing: there are " in capsys.readouterr().err
+
+
+PARTS = ("1a", "1b", "2", "2x", "12")
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [("1", ["1a", "1b"]), ("1b,12", ["1b", "12"]), ("2", ["2", "2x"]), ("2x", ["2x"])],
+)
+def test_a_number_names_all_parts_with_it_and_a_letter(words: str, found: list[str]) -> None:
+    assert chosen(ArgumentParser(), words, PARTS) == found
+
+
+@pytest.mark.parametrize("words", ["3", "1c", "x", ""])
+def test_a_part_that_there_is_not_ends_the_program(words: str) -> None:
+    with pytest.raises(SystemExit):
+        chosen(ArgumentParser(), words, PARTS)
