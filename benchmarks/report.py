@@ -136,7 +136,8 @@ def chosen(parser: ArgumentParser, words: str, parts: Collection[str]) -> list[s
     of nothing would hold."""
     found = list[str]()
     for word in words.split(","):
-        named = [p for p in parts if p == word or (p[:-1] == word and p[-1:].isalpha())]
+        lettered = [p for p in parts if word.isdigit() and p[:-1] == word and p[-1].isalpha()]
+        named = [word] * (word in parts) + lettered
         if not named:
             parser.error(f"--only {word}: there are {', '.join(parts)}")
         found += named
