@@ -62,7 +62,7 @@ OUTSIDE = {
     "the page of all settings, by tools/reference.py": ".tables.Setting.range_sentence",
     "programs with a service of their own": ".transport.service.Transport.serve_also",
 }
-"""Functions whose names stand nowhere in the program, by what calls them."""
+"""Functions that the program never names, by their callers."""
 WALKS = {
     "An activation's hop": (15, 25),
     "A gradient on its way to a fresh parameter": (20, 36),

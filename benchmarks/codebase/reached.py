@@ -102,8 +102,7 @@ def _is_class(known: Parts, place: Place) -> bool:
 
 
 def reach(known: Parts, roots: Collection[str], also: Iterable[Place] = ()) -> set[Place]:
-    """Everything reached from the modules `roots`, all of whose functions count as called, and from
-    the places `also`."""
+    """Everything reached from the places `also` and from any function of the modules `roots`."""
     found: set[Place] = set()
     attributes: set[str] = set()
     open_: list[Place] = [

@@ -1246,8 +1246,9 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
         return daemon
 
     try:
-        if config.node.role != "rendezvous":
-            Device.pick(config.node.device)  # before others are invited
+        if ":" in config.node.device and config.node.role != "rendezvous":
+            # Before others are invited. To look for the emptiest device would take memory of each.
+            Device.pick(config.node.device)
         daemon = uvloop.run(body())
         if daemon.moved:
             again(daemon.to_stage)

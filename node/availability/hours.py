@@ -42,8 +42,8 @@ class Hours:
 
 
 def misread(text: str) -> str:
-    """What is wrong with a text of hours, and how to write it; "" for a text that can be read, and
-    for an empty one."""
+    """The fault of a text of hours, with the right form; "" for a text without a fault, and for an
+    empty one."""
     try:
         if text.strip():
             Hours.parse(text)

@@ -95,8 +95,8 @@ def setting(
 
 
 def text_setting(text: str, *, pattern: str, says: str, refused: Callable[[str], str]) -> str:
-    """Declare a text with a grammar of its own, empty by default. ``refused`` says what is wrong
-    with a value, "" for nothing."""
+    """Declare a text with a grammar of its own, empty by default. ``refused`` returns the fault of
+    a value, "" for none."""
     return _declared("", text, FieldRule(pattern=pattern, says=says, refused=refused))
 
 

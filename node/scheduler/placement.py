@@ -192,7 +192,8 @@ def choose_moves(
 
     A mover is assumed to be as fast in the new stage as in the old one. Peers in ``away`` are on
     their way to the stage they are listed in: they count there later, not now. They and the peers
-    in ``stay`` do not move. A stage keeps one peer that serves, or as many as ``keep`` says.
+    in ``stay`` do not move. ``keep``: least number of serving peers by stage, 1 where none is
+    given.
     """
     least = keep or {}
     stages = sorted(view)

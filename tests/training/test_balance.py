@@ -224,6 +224,12 @@ def test_a_stage_whose_workers_are_all_new_counts_in_the_unit_of_the_others() ->
     assert dealt(balance, roster, "xyzabcd") == [("n", 1, 2)], "d is no faster than the others"
 
 
+def test_the_claim_of_a_newcomer_is_bounded_by_those_who_were_measured() -> None:
+    roster, balance = with_ends("vwxyz", "abcfo", "dn")
+    hear(roster, "n", 2, speed=1e9)
+    assert dealt(balance, roster, "vwxyzabcfd") == [("o", 1, 2)], "a word does no work"
+
+
 def test_the_leader_keeps_a_peer_beside_it_at_the_ends() -> None:
     roster, balance = with_ends("xn", "abc", "d")
     hear(roster, "d", 2, speed=0.2)
@@ -242,13 +248,13 @@ def test_one_that_has_gone_on_its_way_is_forgotten_soon() -> None:
 
 
 def test_only_peers_that_the_next_plan_counts_on_are_dealt_and_counted() -> None:
-    roster, balance = with_ends("xyz", "abcn", "du")
+    roster, balance = with_ends("xyz", "abn", "du")
     slept = ev.Capacity(1.0, running=ev.Running("a plan that is over"))
     roster.hear(ev.Heartbeat(PeerId("n"), 1, BASE, "d", slept), 0.0)
     roster.peers.put_on_probation({PeerId("u")})
-    assert dealt(balance, roster, "xyzabcd") == [], "n has to hear of another plan first"
+    assert dealt(balance, roster, "xyzabd") == [], "n has to hear of another plan first"
     hear(roster, "n", 1)
-    assert dealt(balance, roster, "xyzabcd") == [("n", 1, 2)], "u does no work"
+    assert dealt(balance, roster, "xyzabd") == [("n", 1, 2)], "u does no work"
 
 
 def test_the_gain_does_not_depend_on_the_order_of_a_set() -> None:

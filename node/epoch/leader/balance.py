@@ -15,6 +15,7 @@ from collections.abc import Collection, Container, Mapping
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Version
 from node.epoch.leader.roster import Roster
+from node.epoch.peers.speeds import CEILING
 from node.scheduler.placement import Move, choose_moves, level
 
 SETTLED_MOVES = 10
@@ -97,25 +98,34 @@ class Balance:
         return moves
 
     def deal(self, roster: Roster, members: Collection[PeerId], now: float) -> list[Move]:
-        """Moves of peers that wait for the next plan, as far as they pay. These peers are ready for
-        work, are not among the ``members`` of the epoch that closes, and were not asked lately.
+        """The moves that pay among waiting peers: those ready for work that are not ``members`` of
+        the closing epoch and were not asked lately.
 
         They may move to and from the ends, too, but the leader keeps another peer beside it there.
         """
         if not self._every:
             return []
         self._forget(now)
-        probation = roster.peers.probation
-        view = {
-            stage: {p: roster.speeds.expected(p) for p in peers if p not in probation}
+        by_stage = {
+            stage: [p for p in peers if p not in roster.peers.probation]
             for stage, peers in roster.participants.by_stage().items()
         }
-        here = {p for peers in view.values() for p in peers}
+        here = {p for peers in by_stage.values() for p in peers}
         free = here - set(members) - self._asked.keys()
         # A peer that slept through an epoch believes in it until it gets another plan.
         free -= {p for p in free if roster.peers.candidates[p].capacity.running.plan_hash}
         if not free:
             return []
+        view = {
+            stage: {p: roster.speeds.expected(p) for p in peers}
+            for stage, peers in by_stage.items()
+        }
+        for peers in view.values():
+            known = [speed for p, speed in peers.items() if p in members]
+            if known:
+                # Nobody has measured a newcomer, and its claim costs nothing.
+                most = CEILING * max(known)
+                peers.update({p: min(v, most) for p, v in peers.items() if p in free})
         away = self._on_their_way(here, now)
         for p, (target, speed) in away.items():
             view[target][p] = speed
