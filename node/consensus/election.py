@@ -14,6 +14,7 @@ follows cannot win by making keys. Nor do strangers outweigh colleagues in the c
 that goes on, which the leader makes.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,8 +37,8 @@ KEEP_S = 60.0
 """Seconds for which a peer that accepted our heartbeat as the leader counts as leading, whatever
 the directory shows: on a busy machine records come late."""
 LOOK_S = 2.0
-"""Seconds that a peer which has just started and sees other ends peers waits for one of them to say
-that it leads."""
+"""Seconds that a peer which sees other ends peers waits for one of them to say that it leads: one
+that has just started, and after the end of a leader one that does not vote."""
 TOLD_S = 60.0
 """Seconds for which a leader's plans are followed after the last heartbeat that we sent it. A
 leader plans with the peers that send it heartbeats."""
@@ -254,6 +255,8 @@ class Election:
         """Time of the last heartbeat to each peer that was taken for the leader."""
         self._claims: dict[PeerId, float] = {}
         """Last time that each other peer took this one for the leader while it did not lead."""
+        self._led = -math.inf
+        """Last time that a leader was seen."""
 
     def see(
         self,
@@ -358,8 +361,13 @@ class Election:
             incumbents.add(self._me)
         support = {p: self._followers.support(p, self._known) for p in incumbents}
         if any(support.values()):
+            self._led = now
             return min(support, key=lambda p: (-support[p], p))
-        waits = not able or (others and now - self._started < LOOK_S)
+        since = self._started
+        if self._me not in self._order:
+            # Others take over before it, and their records may come late.
+            since = max(since, self._led)
+        waits = not able or (others and now - since < LOOK_S)
         if waits:
             return self._next(others)
         return self._next({*others, self._me})

@@ -62,6 +62,20 @@ def test_a_peer_that_starts_among_others_listens_before_it_leads() -> None:
     )
 
 
+def test_a_peer_that_does_not_vote_lets_voters_take_over() -> None:
+    newcomer = election(A, B=LEADS, C=HERE)
+    assert newcomer.leader(LATE, able=True, leads=False) == B
+    newcomer.shun(B, LATE + 1)
+    assert newcomer.leader(LATE + 1, able=True, leads=False) == C
+    assert newcomer.leader(LATE + LOOK_S, able=True, leads=False) == A, "no voter did"
+
+    voter = election(D, B=LEADS, C=HERE)
+    voter.see({B: LEADS, C: HERE}, order=(B, D))
+    assert voter.leader(LATE, able=True, leads=False) == B
+    voter.shun(B, LATE + 1)
+    assert voter.leader(LATE + 1, able=True, leads=False) == D, "at once"
+
+
 def test_a_silent_leader_returns_only_with_a_newer_record() -> None:
     e = election(C, A=Sighting(5, leads=True), B=Sighting(5))
     e.shun(A, LATE)
