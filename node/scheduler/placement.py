@@ -178,6 +178,7 @@ def choose_moves(
     away: Container[PeerId] = (),
     most: int = 4,
     keep: Mapping[int, int] | None = None,
+    barred: Mapping[int, Container[PeerId]] | None = None,
 ) -> list[Move]:
     """The changes of stage that help the swarm most, at most ``most`` of them at once; empty if
     none are worth their price.
@@ -193,9 +194,10 @@ def choose_moves(
     A mover is assumed to be as fast in the new stage as in the old one. Peers in ``away`` are on
     their way to the stage they are listed in: they count there later, not now. They and the peers
     in ``stay`` do not move. ``keep``: least number of serving peers by stage, 1 where none is
-    given.
+    given. ``barred``: by stage, peers that do not move to it.
     """
     least = keep or {}
+    closed = barred or {}
     stages = sorted(view)
     cells = _speeds(view)
     here = {s: {p: v for p, v in cells[s].items() if p not in away} for s in stages}
@@ -217,6 +219,8 @@ def choose_moves(
             if source == target or len(here[source]) <= least.get(source, 1):
                 continue
             for speed, peer in free[source]:
+                if peer in closed.get(target, ()):
+                    continue
                 lower = min(loads[source] - speed, loads[target] + speed)
                 net = (lower - loads[target]) * horizon_s - speed * price
                 if lower > loads[target] and (found is None or net > worth):

@@ -194,6 +194,7 @@ def test_a_change_of_stage_says_what_it_gains(view, price, found) -> None:
     ("view", "more", "steps"),
     [
         (FOUR, {"stay": {A, B, C}}, []),
+        (FOUR, {"barred": {2: {A}, 1: {B, C}}}, [(B, 1, 2)]),
         pytest.param({1: {A: 1.0, B: 2.0, C: 3.0}, 2: {D: 1.0}}, {}, [(B, 1, 2)], id="one fits"),
         pytest.param({1: {A: 1.0, B: 1.0}, 2: {C: 1.0}}, {}, [], id="only moves the bottleneck"),
         (UNEVEN, {"horizon_s": 1e9, "at_least": 1.2}, []),

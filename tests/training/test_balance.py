@@ -132,6 +132,53 @@ def test_a_peer_that_refused_a_move_is_not_asked_again_soon() -> None:
     assert again.peer != asked
 
 
+def test_members_help_the_ends_too_and_the_leader_stays() -> None:
+    roster, balance = swarm("abcd", "wxyz")
+    roster.peers.leader = PeerId("a")
+    hear(roster, "e", ENDS)
+    moves = balance.look(roster, BASE, 10.0)
+    assert [m.target for m in moves] == [ENDS, ENDS]
+    assert "a" not in [m.peer for m in moves]
+
+
+def test_the_ends_keep_two_peers() -> None:
+    roster, balance = swarm("a", "z")
+    for peer in "efg":
+        hear(roster, peer, ENDS)
+    moves = balance.look(roster, BASE, 10.0, 100.0)
+    assert [m.source for m in moves] == [], "2, 2 and 1 would be no faster than 3, 1 and 1"
+    hear(roster, "h", ENDS)
+    moves = balance.look(roster, BASE, 20.0, 100.0)
+    assert [(m.source, m.target) for m in moves] == [(ENDS, 1), (ENDS, 2)]
+
+
+def test_a_peer_that_refuses_the_ends_may_go_to_another_stage() -> None:
+    roster, balance = swarm("abc", "xyz")
+    hear(roster, "e", ENDS)
+    (first,) = balance.look(roster, BASE, 10.0)
+    assert first.target == ENDS
+    balance.refused(first.peer, 10.0)
+    (second,) = balance.look(roster, BASE, 20.0)
+    assert second.target == ENDS
+    assert second.peer != first.peer, "it is not asked for the ends again"
+    balance.refused(second.peer, 20.0)
+    hear(roster, "f", ENDS)
+    for peer in "yz":
+        roster.gone(PeerId(peer))
+    moves = balance.look(roster, BASE, 30.0)
+    assert [(m.peer, m.target) for m in moves] == [(first.peer, 2)]
+
+
+def test_an_epoch_that_is_missed_is_part_of_the_price() -> None:
+    def asked(epoch_s: float) -> int:
+        roster, balance = swarm([f"p{n:02}" for n in range(11)], [f"q{n:02}" for n in range(10)])
+        hear(roster, "p00", 1, speed=1.4)
+        return len(balance.look(roster, BASE, 10.0, epoch_s))
+
+    assert asked(0.0) == 1
+    assert asked(1000.0) == 0
+
+
 def test_where_peers_come_and_go_a_small_gain_does_not_pay() -> None:
     def asked(churn: int) -> int:
         roster = Roster(2)

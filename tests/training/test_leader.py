@@ -10,7 +10,7 @@ import pytest
 from node.averaging.strategies.outer import OuterSettings
 from node.consensus.rules import Rules, mark
 from node.core.errors import OutOfResources, Refused
-from node.core.ids import PeerId, short
+from node.core.ids import ENDS, PeerId, short
 from node.core.journey import Plan, Version, lineage_after
 from node.core.samples import SampleClass
 from node.epoch import events as ev
@@ -37,12 +37,13 @@ def heard(
     at: Version = YOUNG,
     tokens: int = 0,
     *,
+    speed: float = 1.0,
     costs: Measured = NOTHING,
     room: int = 0,
     **kw: Any,
 ) -> ev.Heartbeat:
     stage = 0 if peer.startswith("ends") else int(peer[5])
-    capacity = ev.Capacity(1.0, room, costs=costs)
+    capacity = ev.Capacity(speed, room, costs=costs)
     return ev.Heartbeat(peer, stage, at, f"digest {stage} {at}", capacity, tokens=tokens, **kw)
 
 
@@ -115,8 +116,11 @@ def begun(notes: Iterable[ev.Heartbeat] = (), **kw: Any) -> tuple[Leader, Plan]:
 
 def reported(leader: Leader, plan: Plan, now: float) -> list[Any]:
     """Report the results of all micro-batches and return the leader's actions."""
-    rows = tuple(MicroBatchDone(p.index, True, 1.0, 64) for p in plan.paths)
-    return leader.handle(ev.MicroBatchesReported(E, plan.hash, rows), now)
+    rows: dict[PeerId, list[MicroBatchDone]] = {}
+    for p in plan.paths:
+        rows.setdefault(p.origin, []).append(MicroBatchDone(p.index, True, 1.0, 64))
+    words = (ev.MicroBatchesReported(e, plan.hash, tuple(done)) for e, done in rows.items())
+    return tell(leader, words, now)
 
 
 def commits(
@@ -444,8 +448,11 @@ def test_a_resigning_leader_finishes_its_epoch_and_stops() -> None:
     assert the_plan(leader.handle(ev.ClockTick(), 9.0)) is None
 
 
+LOPSIDED = (S1, S2, *(PeerId(f"stage1{c}") for c in "bcd"))
+
+
 def test_a_peer_moves_to_the_bottleneck_stage() -> None:
-    notes = [heard(p) for p in (E, S1, S2, *(PeerId(f"stage1{c}") for c in "bcd"))]
+    notes = map(heard, (E, *LOPSIDED))
     leader, plan = begun(notes, rebalance_every_s=10.0, download_s=1.0, late_s=1e9)
     moves: list[ev.RequestMove] = []
     for i in range(12):
@@ -455,9 +462,24 @@ def test_a_peer_moves_to_the_bottleneck_stage() -> None:
         plan = next_plan(commits(leader, plan, now))
     # Nobody obeys here, so another peer is asked at every look, never the same twice, and never the
     # last of its stage.
-    assert [m.stage for m in moves] == [2] * len(moves)
+    assert {m.stage for m in moves} == {ENDS, 2}
+    assert all(m.peer.startswith("stage1") for m in moves)
     assert len({m.peer for m in moves}) == len(moves)
     assert 2 <= len(moves) <= 6
+
+
+def test_members_move_to_the_ends_and_from_them() -> None:
+    settings: dict[str, Any] = {"rebalance_every_s": 2.0, "download_s": 1.0, "late_s": 1e9}
+    leader, plan = begun(map(heard, (E, *LOPSIDED)), **settings)
+    plan = next_plan(commits(leader, plan, 3.0))
+    assert sorted(stage for _, stage in moved(reported(leader, plan, 6.0))) == [ENDS, 2]
+
+    ends = [PeerId(f"ends{c}") for c in "bcd"]
+    leader, plan = begun(map(heard, (E, S1, S2, *ends)), **settings)
+    plan = next_plan(commits(leader, plan, 3.0))
+    asked = moved(reported(leader, plan, 6.0))
+    assert sorted(stage for _, stage in asked) == [1, 2]
+    assert {peer for peer, _ in asked} < set(ends), "the leader stays, and another beside it"
 
 
 def moved(actions: Iterable[Any]) -> list[tuple[PeerId, int]]:
@@ -480,10 +502,10 @@ def test_members_are_asked_also_where_no_epoch_is_planned_or_none_succeeds() -> 
     def place(stage: int, cell: Any, previous: Any, room: Any) -> dict[str, PeerId]:
         raise OutOfResources("w keeps 100 bytes of state, nobody has room", "add a peer")
 
-    notes = [heard(p) for p in (E, S1, S2, *(PeerId(f"stage1{c}") for c in "bcd"))]
+    notes = [heard(E, speed=4.0), *map(heard, LOPSIDED)]
     leader = led(facts(assign=place, rebalance_every_s=10.0, download_s=1.0, late_s=1e9), notes)
     assert the_plan(leader.handle(ev.ClockTick(), 2.0)) is None
-    assert [stage for _, stage in moved(leader.handle(ev.ClockTick(), 13.0))] == [2]
+    assert {stage for _, stage in moved(leader.handle(ev.ClockTick(), 13.0))} == {2}
 
     leader, plan = begun(notes, rebalance_every_s=10.0, download_s=1.0, late_s=1e9)
     asked = list[tuple[PeerId, int]]()
@@ -492,7 +514,7 @@ def test_members_are_asked_also_where_no_epoch_is_planned_or_none_succeeds() -> 
         done = leader.handle(ev.MicroBatchesReported(E, plan.hash, nothing), now)
         asked += moved(done)
         plan = next_plan(leader.handle(ev.ClockTick(), now + 3.0))
-    assert [stage for _, stage in asked] == [2]
+    assert {stage for _, stage in asked} == {2}
 
 
 def test_no_newcomer_moves_for_an_epoch_that_never_comes() -> None:

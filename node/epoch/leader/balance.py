@@ -27,6 +27,9 @@ AT_ONCE = 8
 COMING_S = 60.0
 """Most seconds to wait for a peer on its way to a stage that lacks peers."""
 
+ENDS_KEPT = 2
+"""Peers that the ends keep: the leader, and another one that can lead after it."""
+
 REST_S = 100.0
 """Least seconds for which a peer that was asked to help such a stage is left alone."""
 
@@ -42,6 +45,8 @@ class Balance:
         self._asked: dict[PeerId, tuple[float, int, float]] = {}
         """For each peer that was asked to move: the time, the target stage, and its speed; stage
         and speed are 0 if it has refused."""
+        self._not_ends: dict[PeerId, float] = {}
+        """Peers that refused the ends, and the time: many have no copy of the data."""
         self._behind: dict[PeerId, float] = {}
         self._looked = math.inf
         self._known: set[PeerId] = set()
@@ -51,15 +56,25 @@ class Balance:
         """Times at which a peer came or went; peers that only changed their stage are left out."""
 
     def refused(self, peer: PeerId, now: float) -> None:
-        """The peer stays; it is not asked again soon."""
-        self._asked[peer] = now, 0, 0.0
+        """The peer stays; it is not asked again soon. One that refused the ends may still be asked
+        to change to a block stage."""
+        _, target, speed = self._asked.get(peer, (now, 0, 0.0))
+        if target == ENDS and speed:
+            self._not_ends[peer] = now
+            del self._asked[peer]
+        else:
+            self._asked[peer] = now, 0, 0.0
 
-    def look(self, roster: Roster, base: Version | None, now: float) -> list[Move]:
-        """The moves that pay: often none, and none before the next look is due.
+    def look(
+        self, roster: Roster, base: Version | None, now: float, epoch_s: float = 0.0
+    ) -> list[Move]:
+        """The moves that pay: often none, and none before the next look is due. ``epoch_s``:
+        seconds of an epoch, which a member that moves may miss.
 
-        A peer that was asked to move and is absent is on its way: it counts at its new stage. A
-        newcomer that was not measured yet, or does not hold ``base`` yet, counts where it is and
-        does not move. A peer that has not held ``base`` for long does not count.
+        A peer that was asked to move and is absent is on its way: it counts at its new stage, and
+        so does one that :meth:`deal` asked at this moment. A newcomer that was not measured yet, or
+        does not hold ``base`` yet, counts where it is and does not move. A peer that has not held
+        ``base`` for long does not count. The leader stays, and another peer beside it at the ends.
         """
         self._looked = min(self._looked, now)
         if not self._every or now - self._looked < self._every or base is None:
@@ -70,39 +85,41 @@ class Balance:
         here = {
             p: c
             for p, c in roster.peers.candidates.items()
-            if not c.leaving and 1 <= c.stage <= self._stages
+            if not c.leaving and c.stage <= self._stages
         }
         behind = [p for p in here if not roster.versions.can_start(p, base)]
         self._behind = {p: self._behind.get(p, now) for p in behind}
-        view: dict[int, dict[PeerId, float]] = {s: {} for s in range(1, self._stages + 1)}
-        away = set(self._behind)
+        view: dict[int, dict[PeerId, float]] = {s: {} for s in range(self._stages + 1)}
+        coming = self._on_their_way(here, now)
+        away = {*self._behind, *coming}
         for p, c in here.items():
-            if now - self._behind.get(p, now) < settled:
+            if p not in coming and now - self._behind.get(p, now) < settled:
                 view[c.stage][p] = roster.speeds.believed(p)
                 if c.capacity.speed <= 0:
                     away.add(p)
-        for p, (target, speed) in self._on_their_way(here, now).items():
-            if target in view:
-                view[target][p] = speed
-                away.add(p)
+        for p, (target, speed) in coming.items():
+            view[target][p] = speed
+        if not view[ENDS]:
+            del view[ENDS]
         moves = choose_moves(
             view,
-            download_s=self._download,
-            horizon_s=self._lasts(roster, now),
-            stay=self._asked,
+            download_s=max(self._download, epoch_s),
+            horizon_s=max(self._lasts(roster, now), epoch_s),
+            stay={*self._asked, roster.peers.leader},
             away=away,
             most=max(2, len(here) // AT_ONCE),
+            keep={ENDS: ENDS_KEPT},
+            barred={ENDS: self._not_ends},
         )
         for move in moves:
             self._asked[move.peer] = now, move.target, view[move.source][move.peer]
         return moves
 
-    def deal(self, roster: Roster, members: Collection[PeerId], now: float) -> list[Move]:
+    def deal(
+        self, roster: Roster, members: Collection[PeerId], now: float, epoch_s: float = 0.0
+    ) -> list[Move]:
         """The moves that pay among waiting peers: those ready for work that are not ``members`` of
-        the closing epoch and were not asked lately.
-
-        They may move to and from the ends, too, but the leader keeps another peer beside it there.
-        """
+        the closing epoch and were not asked lately. ``epoch_s``: seconds of an epoch."""
         if not self._every:
             return []
         self._forget(now)
@@ -132,11 +149,12 @@ class Balance:
         moves = choose_moves(
             view,
             download_s=self._download,
-            horizon_s=self._lasts(roster, now),
+            horizon_s=max(self._lasts(roster, now), epoch_s),
             stay=here - free,
             away=away,
             most=len(free),
-            keep={ENDS: 2},
+            keep={ENDS: ENDS_KEPT},
+            barred={ENDS: self._not_ends},
         )
         for move in moves:
             self._asked[move.peer] = now, move.target, view[move.source][move.peer]
@@ -194,19 +212,20 @@ class Balance:
         return None
 
     def _on_their_way(self, here: Container[PeerId], now: float) -> dict[PeerId, tuple[int, float]]:
-        """Peers that were asked to move a moment ago and are not ``here``, with the target stage
-        and the speed of each."""
+        """Peers that were asked to move a moment ago and are not ``here``, or are asked now, with
+        the target stage and the speed of each."""
         most_s = max(COMING_S, self._every)
         return {
             p: (target, speed)
             for p, (at, target, speed) in self._asked.items()
-            if p not in here and speed and now - at < most_s
+            if (p not in here or at == now) and speed and now - at < most_s
         }
 
     def _forget(self, now: float) -> None:
         """Peers that were asked long ago may be asked again."""
         settled = SETTLED_MOVES * self._every
         self._asked = {p: told for p, told in self._asked.items() if now - told[0] < settled}
+        self._not_ends = {p: at for p, at in self._not_ends.items() if now - at < settled}
 
     def _lasts(self, roster: Roster, now: float) -> float:
         """Seconds for which an improvement lasts: until another peer comes or goes, judged by the

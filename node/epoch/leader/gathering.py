@@ -178,24 +178,26 @@ class Gathering:
 
     # ----------------------------------------------------------- changes of stage
 
-    def rebalance(self, roster: Roster, plan: Plan, now: float) -> list[ev.LeaderAction]:
-        """As the epoch of a plan closes: ask peers to change to the stages that hold the others up.
-        Peers that wait for the next epoch come first; where none of them can help, members do, at
-        intervals. A member that is asked now finishes the round, and the next plan is made without
+    def rebalance(
+        self, roster: Roster, plan: Plan, run_s: float, now: float
+    ) -> list[ev.LeaderAction]:
+        """As the epoch of a plan closes after ``run_s``: ask peers to change to the stages that
+        hold the others up. Peers that wait for the next epoch come first, then, at intervals,
+        members. A member that is asked now finishes the round, and the next plan is made without
         it; but one that is asked when a plan is made would be in that plan."""
         if plan.epoch + 1 >= self._facts.epochs or self.starting.bare:
             return []
-        moves = self._balance.deal(roster, {m.peer for m in plan.members}, now)
-        if moves:
-            return _all_asked(moves)
-        return self.look_again(roster, plan.base, now)
+        dealt = self._balance.deal(roster, {m.peer for m in plan.members}, now, run_s)
+        return _all_asked(dealt) + self.look_again(roster, plan.base, now, run_s)
 
-    def look_again(self, roster: Roster, base: Version, now: float) -> list[ev.LeaderAction]:
+    def look_again(
+        self, roster: Roster, base: Version, now: float, run_s: float = 0.0
+    ) -> list[ev.LeaderAction]:
         """At intervals: ask peers of stages that can spare them to change to the stage that holds
         the others up. Also where no epoch closes, because none is planned or none succeeds."""
         if base.epoch >= self._facts.epochs or self.starting.bare:
             return []
-        return _all_asked(self._balance.look(roster, base, now))
+        return _all_asked(self._balance.look(roster, base, now, run_s))
 
     def _mend(self, roster: Roster, thin: Sequence[int], now: float) -> list[ev.LeaderAction]:
         """Ask a peer of a stage that can spare one to move to a stage that has too few to plan an

@@ -590,12 +590,12 @@ class Leader:
         if not results.counted:
             moves = self.gathering.look_again(self.roster, attempt.plan.base, now)
             return [*self._abandon(now, "no micro-batch was finished"), *moves]
+        run_s = now - attempt.timing.started
         if not attempt.taken_over:
-            run_s = now - attempt.timing.started
             self.planning.deadlines.ran(run_s, whole=not results.dropped)
         self._open(attempt, now)
         notes = attempt.open(self.facts.make.assign)
-        moves = self.gathering.rebalance(self.roster, attempt.plan, now)
+        moves = self.gathering.rebalance(self.roster, attempt.plan, run_s, now)
         return [*notes, *self.planning.routing.search(self.roster), *moves]
 
     def _open(self, attempt: EpochAttempt, now: float) -> None:
