@@ -13,6 +13,10 @@ View = Mapping[int, Mapping[PeerId, float]]
 unknown)."""
 
 
+AT_LEAST = 1.03
+"""Least gain of moves between stages that serve already."""
+
+
 def _speeds(view: View) -> dict[int, dict[PeerId, float]]:
     """The view with every unknown speed replaced by the median of the swarm: an empty stage has no
     median."""
@@ -173,7 +177,6 @@ def choose_moves(
     *,
     download_s: float,
     horizon_s: float,
-    at_least: float = 1.03,
     stay: Container[PeerId] = (),
     away: Container[PeerId] = (),
     most: int = 4,
@@ -188,7 +191,7 @@ def choose_moves(
     two stages are equally slow, the first step alone gains nothing. The return of the steps is the
     gain over ``horizon_s`` less the loss of the swarm while the movers fetch their new stage
     (``download_s``): the work that the slowest stage does not do then, and the movers' share of the
-    work. The swarm must get faster by the factor ``at_least``: the next wobble of a measurement
+    work. The swarm must get faster by the factor :data:`AT_LEAST`: the next wobble of a measurement
     would undo a smaller gain.
 
     A mover is assumed to be as fast in the new stage as in the old one. Peers in ``away`` are on
@@ -239,7 +242,7 @@ def choose_moves(
         after = min(loads.values())
         lost = max(0.0, quiet - min(serving.values())) * download_s + work * price
         pays = (after - before) * horizon_s - lost
-        if after >= before * at_least and pays > paid:
+        if after >= before * AT_LEAST and pays > paid:
             best = len(steps)
             paid = pays
             gain = math.inf

@@ -639,6 +639,10 @@ class OneFault(Checker):
         calm = self.swarm.world.now - self._disturbed > self.CALM_S and self.swarm.calm()
         self._running[peer.name] = _EpochFaults(plan, forgiven=not calm)
 
+    def outgrown(self, peer: SimPeer) -> None:
+        """An epoch begins anew for peers that wait."""
+        self._running.pop(peer.name, None)
+
     def ended(self, peer: SimPeer, committed: bool, why: str) -> None:
         r = self._running.pop(peer.name, None)
         if r is not None:

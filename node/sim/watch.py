@@ -161,6 +161,8 @@ class HistoryRecorder:
                     self._committed(peer, facts)
                 case ev.RecordFact(kind="epoch-abandoned" | "epoch-uncertain"):
                     self.one_fault.ended(peer, False, a.text)
+                case ev.RecordFact(kind="epoch-outgrown"):
+                    self.one_fault.outgrown(peer)
 
     def _committed(self, peer: SimPeer, facts: Mapping[str, Any]) -> None:
         self.one_fault.ended(peer, True, "")

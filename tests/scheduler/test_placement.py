@@ -197,7 +197,9 @@ def test_a_change_of_stage_says_what_it_gains(view, price, found) -> None:
         (FOUR, {"barred": {2: {A}, 1: {B, C}}}, [(B, 1, 2)]),
         pytest.param({1: {A: 1.0, B: 2.0, C: 3.0}, 2: {D: 1.0}}, {}, [(B, 1, 2)], id="one fits"),
         pytest.param({1: {A: 1.0, B: 1.0}, 2: {C: 1.0}}, {}, [], id="only moves the bottleneck"),
-        (UNEVEN, {"horizon_s": 1e9, "at_least": 1.2}, []),
+        pytest.param(
+            {1: {A: 1.0, B: 2.0, C: 2.0}, 2: {D: 3.9}}, {"horizon_s": 1e9}, [], id="too little"
+        ),
         # Half of A's work in 10 s of download is more than the gain of 0.4 a second in 12 s.
         (UNEVEN, {"horizon_s": 12}, []),
         (UNEVEN, {"horizon_s": 13}, [(A, 1, 2)]),

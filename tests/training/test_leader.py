@@ -15,7 +15,7 @@ from node.core.journey import Plan, Version, lineage_after
 from node.core.samples import SampleClass
 from node.epoch import events as ev
 from node.epoch.facts import RunFacts
-from node.epoch.leader.balance import COMING_S
+from node.epoch.leader.balance import COMING_S, OUTGROWN_S, OUTGROWN_TIMES
 from node.epoch.leader.leader import Leader, Phase
 from node.epoch.leader.starting_point import COURTESY_S, LOST_S
 from node.epoch.plan_context import PastPlan, PlanContext
@@ -496,6 +496,46 @@ def test_newcomers_are_dealt_to_the_bottleneck_stage_as_the_epoch_closes() -> No
     assert [stage for _, stage in moved(closes)] == [2, 2]
     assert {peer for peer, _ in moved(closes)} <= {*new, *ends}
     assert kinds(closes).count("move-asked") == 2
+
+
+def test_an_epoch_that_few_began_begins_again_with_the_many_that_came() -> None:
+    settings: dict[str, Any] = {"late_s": 1e9, "epoch_s": 1e6}
+    leader, plan = begun(**settings)
+    wave = [PeerId(f"{stage}{c}") for stage in ("ends", "stage1", "stage2") for c in "bcd"]
+    tell(leader, map(heard, wave), 5.0)
+    assert the_plan(leader.handle(ev.ClockTick(), 2.0 + OUTGROWN_S - 1)) is None, "it is young"
+    done = leader.handle(ev.ClockTick(), 2.0 + OUTGROWN_S)
+    again = next_plan(done)
+    assert (again.epoch, again.base) == (plan.epoch, plan.base)
+    assert {m.peer for m in again.members} == {E, S1, S2, *wave}
+    (said,) = (a for a in done if isinstance(a, ev.RecordFact) and a.kind == "epoch-outgrown")
+    assert (said.facts["members"], said.facts["waiting"]) == (3, 9)
+    assert commits(leader, again, 20.0)
+
+
+@pytest.mark.parametrize(
+    ("wave", "finished"),
+    [("ends stage1", 0), ("ends stage1 stage2", 3)],
+    ids=["the slowest stage gets nobody", "the rest is short"],
+)
+def test_an_epoch_goes_on_where_newcomers_would_not_end_it_sooner(wave: str, finished: int) -> None:
+    leader, plan = begun(late_s=1e9, epoch_s=1e6, target_batch=16)
+    tell(leader, [heard(PeerId(f"{stage}b")) for stage in wave.split()], 5.0)
+    rows = tuple(MicroBatchDone(p.index, True, 1.0, 64) for p in plan.paths[:finished])
+    leader.handle(ev.MicroBatchesReported(E, plan.hash, rows), 6.0)
+    assert the_plan(leader.handle(ev.ClockTick(), 2.0 + OUTGROWN_S)) is None
+    assert leader.plan == plan
+
+
+def test_newcomers_make_an_epoch_begin_again_a_few_times_only() -> None:
+    leader, plan = begun(late_s=1e9, epoch_s=1e6)
+    plans = 0
+    for wave, c in enumerate("bcd", start=1):
+        crowd = [f"{c}{i}" for i in range(9**wave)]
+        who = [PeerId(f"{stage}{name}") for stage in ("ends", "stage1", "stage2") for name in crowd]
+        tell(leader, map(heard, who), 20.0 * wave)
+        plans += the_plan(leader.handle(ev.ClockTick(), 20.0 * wave + 1)) is not None
+    assert plans == OUTGROWN_TIMES
 
 
 def test_members_are_asked_also_where_no_epoch_is_planned_or_none_succeeds() -> None:

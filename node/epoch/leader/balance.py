@@ -6,7 +6,8 @@ the waiting times that keep peers from moving back and forth.
 
 Peers that came while an epoch was under way have no work in it, so they lose none by a move. Others
 may have gone since they chose their stages: when the epoch closes, they are dealt out anew, over
-all stages.
+all stages. Where so many wait that all together would end the epoch sooner than its few members end
+the rest of it, it begins anew (docs/decisions/040-few-do-not-keep-many-waiting.md).
 """
 
 import math
@@ -14,6 +15,7 @@ from collections.abc import Collection, Container, Mapping
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Version
+from node.epoch.leader.attempt import EpochAttempt
 from node.epoch.leader.roster import Roster
 from node.epoch.peers.speeds import CEILING
 from node.scheduler.placement import Move, choose_moves, level
@@ -29,6 +31,16 @@ COMING_S = 60.0
 
 ENDS_KEPT = 2
 """Peers that the ends keep: the leader, and another one that can lead after it."""
+
+OUTGROWN = 2.0
+"""Least time for the rest of an epoch over the time for all of it with everybody who is here, from
+which it begins anew."""
+
+OUTGROWN_S = 10.0
+"""Seconds of an epoch before it may begin anew, and between two looks at that."""
+
+OUTGROWN_TIMES = 2
+"""Times that epochs from one version may begin anew: whoever comes could claim any speed."""
 
 REST_S = 100.0
 """Least seconds for which a peer that was asked to help such a stage is left alone."""
@@ -54,6 +66,10 @@ class Balance:
         """Stages with too few peers that others could help, and the time since when."""
         self._changes: list[float] = []
         """Times at which a peer came or went; peers that only changed their stage are left out."""
+        self._counted = -math.inf
+        """Time of the last look whether an epoch is outgrown."""
+        self._anew: tuple[Version | None, int] = None, 0
+        """The version from which an epoch began anew last, and how often."""
 
     def refused(self, peer: PeerId, now: float) -> None:
         """The peer stays; it is not asked again soon. One that refused the ends may still be asked
@@ -123,26 +139,14 @@ class Balance:
         if not self._every:
             return []
         self._forget(now)
-        by_stage = {
-            stage: [p for p in peers if p not in roster.peers.probation]
-            for stage, peers in roster.participants.by_stage().items()
-        }
+        by_stage = _ready(roster)
         here = {p for peers in by_stage.values() for p in peers}
         free = here - set(members) - self._asked.keys()
         # A peer that slept through an epoch believes in it until it gets another plan.
         free -= {p for p in free if roster.peers.candidates[p].capacity.running.plan_hash}
         if not free:
             return []
-        view = {
-            stage: {p: roster.speeds.expected(p) for p in peers}
-            for stage, peers in by_stage.items()
-        }
-        for peers in view.values():
-            known = [speed for p, speed in peers.items() if p in members]
-            if known:
-                # Nobody has measured a newcomer, and its claim costs nothing.
-                most = CEILING * max(known)
-                peers.update({p: min(v, most) for p, v in peers.items() if p in free})
+        view = _expected(roster, by_stage, members)
         away = self._on_their_way(here, now)
         for p, (target, speed) in away.items():
             view[target][p] = speed
@@ -159,6 +163,36 @@ class Balance:
         for move in moves:
             self._asked[move.peer] = now, move.target, view[move.source][move.peer]
         return moves
+
+    def outgrown(self, roster: Roster, attempt: EpochAttempt, now: float) -> bool:
+        """Return True, at most :data:`OUTGROWN_TIMES` for a version, if the epoch of ``attempt``
+        should begin anew: with all peers that can start from its version, it would end in less than
+        half of the time that its living members need for the rest of it."""
+        plan = attempt.plan
+        if now - max(attempt.timing.started, self._counted) < OUTGROWN_S or plan.outer:
+            return False
+        self._counted = now
+        base, times = self._anew
+        if base == plan.base and times >= OUTGROWN_TIMES:
+            return False
+        members = {m.peer for m in attempt.alive if m.current}
+        by_stage = {
+            stage: [p for p in peers if roster.versions.can_start(p, plan.base)]
+            for stage, peers in _ready(roster).items()
+            if stage in attempt.stages
+        }
+        if not any(p not in members for peers in by_stage.values() for p in peers):
+            return False
+        view = _expected(roster, by_stage, members)
+        everybody = min(math.fsum(peers.values()) for peers in view.values())
+        few = min(math.fsum(v for p, v in peers.items() if p in members) for peers in view.values())
+        left = 1 - attempt.results.count / len(plan.paths)
+        if left * everybody < OUTGROWN * few or not everybody:
+            return False
+        if base != plan.base:
+            times = 0
+        self._anew = plan.base, times + 1
+        return True
 
     def mend(
         self,
@@ -237,6 +271,31 @@ class Balance:
         self._known = known
         self._changes = [at for at in self._changes if now - at < settled]
         return max(self._every, settled / (1 + len(self._changes)))
+
+
+def _ready(roster: Roster) -> dict[int, list[PeerId]]:
+    """Peers that take part and are not on probation, by stage."""
+    return {
+        stage: [p for p in peers if p not in roster.peers.probation]
+        for stage, peers in roster.participants.by_stage().items()
+    }
+
+
+def _expected(
+    roster: Roster, by_stage: Mapping[int, Collection[PeerId]], members: Container[PeerId]
+) -> dict[int, dict[PeerId, float]]:
+    """Speeds of these peers. Nobody has measured those that are not ``members``, and their claims
+    cost nothing: they count for at most :data:`~node.epoch.peers.speeds.CEILING` times the fastest
+    member of their stage."""
+    view = {
+        stage: {p: roster.speeds.expected(p) for p in peers} for stage, peers in by_stage.items()
+    }
+    for peers in view.values():
+        known = [speed for p, speed in peers.items() if p in members]
+        if known:
+            most = CEILING * max(known)
+            peers.update({p: min(v, most) for p, v in peers.items() if p not in members})
+    return view
 
 
 def _holds(roster: Roster, peer: PeerId, mates: Collection[PeerId]) -> bool:

@@ -10,6 +10,7 @@ from node.core.journey import Hop, Plan, Version
 from node.epoch import events as ev
 from node.epoch.facts import RunFacts
 from node.epoch.leader import reports
+from node.epoch.leader.attempt import EpochAttempt
 from node.epoch.leader.balance import Balance
 from node.epoch.leader.roster import Roster
 from node.epoch.leader.starting_point import LOST_S, StartingPoint
@@ -198,6 +199,10 @@ class Gathering:
         if base.epoch >= self._facts.epochs or self.starting.bare:
             return []
         return _all_asked(self._balance.look(roster, base, now, run_s))
+
+    def outgrown(self, roster: Roster, attempt: EpochAttempt, now: float) -> bool:
+        """Return True if an epoch under way should begin anew, for the many peers that wait."""
+        return not self._resigning and self._balance.outgrown(roster, attempt, now)
 
     def _mend(self, roster: Roster, thin: Sequence[int], now: float) -> list[ev.LeaderAction]:
         """Ask a peer of a stage that can spare one to move to a stage that has too few to plan an

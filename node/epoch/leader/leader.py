@@ -297,6 +297,12 @@ class Leader:
         ):
             attempt.results.give_up(None)
             done += self._close_if_done(attempt, now)
+        elif (
+            attempt is not None
+            and self.phase is Phase.RUN
+            and self.gathering.outgrown(self.roster, attempt, now)
+        ):
+            done += self._begin_anew(attempt, now)
         elif attempt is not None:
             for peer in self._overdue(attempt, now - e.slack):
                 done += self._late(attempt, peer, now)
@@ -794,16 +800,27 @@ class Leader:
         self.attempt = None
         return self._try_plan(now)
 
+    def _begin_anew(self, attempt: EpochAttempt, now: float) -> Actions:
+        """Plan the epoch of this attempt again, for all peers that are here."""
+        members = {m.peer for m in attempt.plan.members}
+        waiting = sum(p not in members for p in self.roster.participants.all())
+        self._give_up(now)
+        return [reports.epoch_outgrown(attempt, waiting), *self._try_plan(now)]
+
     def _abandon(self, now: float, why: str) -> Actions:
-        """Give this attempt up: nothing of it counts, all its samples go back, the version
-        stays."""
+        """Give this attempt up for a fault, and record the reason."""
         attempt = self.attempt
-        self.phase = Phase.GATHER
-        self.attempt = None
-        self.gathering.changed(now)
+        self._give_up(now)
         if attempt is None:
             return []
         return [reports.epoch_abandoned(attempt, why)]
+
+    def _give_up(self, now: float) -> None:
+        """Give this attempt up: nothing of it counts, all its samples go back, the version
+        stays."""
+        self.phase = Phase.GATHER
+        self.attempt = None
+        self.gathering.changed(now)
 
     def _declined(self, plan_hash: str, reason: str, now: float) -> Actions:
         """The leader's own member cannot follow a plan."""

@@ -347,6 +347,21 @@ def epoch_abandoned(a: EpochAttempt, why: str) -> RecordFact:
     )
 
 
+def epoch_outgrown(a: EpochAttempt, waiting: int) -> RecordFact:
+    """An attempt is given up: with the peers that wait, a new one ends sooner than its rest."""
+    return RecordFact(
+        "epoch-outgrown",
+        f"epoch {a.plan.epoch} starts again with the {waiting} peers that wait for the next one: "
+        f"that ends sooner than the rest of it with {len(a.alive)}",
+        facts={
+            "epoch": a.plan.epoch,
+            "hash": a.plan.hash[:12],
+            "members": len(a.alive),
+            "waiting": waiting,
+        },
+    )
+
+
 def digest_mismatch(peer: PeerId, stage: int) -> RecordFact:
     """A member has another digest than its stage; equal digests inside a cell are an invariant."""
     return RecordFact(
