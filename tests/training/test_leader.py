@@ -538,6 +538,30 @@ def test_newcomers_make_an_epoch_begin_again_a_few_times_only() -> None:
     assert plans == OUTGROWN_TIMES
 
 
+EB = PeerId("endsb")
+
+
+@pytest.mark.parametrize("peer", [T1, EB])
+def test_a_member_that_began_anew_before_it_was_missed_is_lost_to_the_epoch(peer: PeerId) -> None:
+    def says(plan_hash: str) -> ev.Heartbeat:
+        note = heard(peer)
+        capacity = dataclasses.replace(note.capacity, running=ev.Running(plan_hash))
+        return dataclasses.replace(note, capacity=capacity)
+
+    leader, plan = begun(map(heard, (E, EB, S1, S2, T1)), late_s=1e9, target_batch=16)
+    assert not tell(leader, [says(""), says(plan.hash), says(plan.hash)], 3.0)
+    done = leader.handle(says(""), 4.0)
+    assert kinds(done) == ["peer-lost"]
+    (told,) = (a for a in done if isinstance(a, ev.SendLost))
+    assert told.dead == (peer,)
+    assert not tell(leader, [says("")], 5.0), "once"
+    for origin in {E, EB} - {peer}:
+        rows = [MicroBatchDone(p.index, True, 1.0, 64) for p in plan.paths if p.origin == origin]
+        leader.handle(ev.MicroBatchesReported(origin, plan.hash, tuple(rows)), 6.0)
+    assert leader.phase is Phase.ROUND, "nobody waits for its micro-batches"
+    assert peer in leader.roster.peers.candidates, "the next plan takes it in"
+
+
 def test_members_are_asked_also_where_no_epoch_is_planned_or_none_succeeds() -> None:
     def place(stage: int, cell: Any, previous: Any, room: Any) -> dict[str, PeerId]:
         raise OutOfResources("w keeps 100 bytes of state, nobody has room", "add a peer")
