@@ -1247,7 +1247,7 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
 
     try:
         if ":" in config.node.device and config.node.role != "rendezvous":
-            # Before others are invited. To look for the emptiest device would take memory of each.
+            # Before others are invited. A search for the emptiest GPU takes memory on every one.
             Device.pick(config.node.device)
         daemon = uvloop.run(body())
         if daemon.moved:

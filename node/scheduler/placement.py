@@ -11,8 +11,6 @@ from node.scheduler.quotas import stand_in
 View = Mapping[int, Mapping[PeerId, float]]
 """Stage -> its replicas, joining ones included, with their speeds in micro-batches per second (0:
 unknown)."""
-
-
 AT_LEAST = 1.03
 """Least gain of moves between stages that serve already."""
 

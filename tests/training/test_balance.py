@@ -169,6 +169,16 @@ def test_a_peer_that_refuses_the_ends_may_go_to_another_stage() -> None:
     assert [(m.peer, m.target) for m in moves] == [(first.peer, 2)]
 
 
+def test_a_newcomer_that_is_dealt_now_counts_at_its_new_stage() -> None:
+    roster, balance = swarm("abc", "z")
+    hear(roster, "e", ENDS, speed=9.0)
+    hear(roster, "f", ENDS, speed=9.0)
+    hear(roster, "new", 1)
+    members = [PeerId(p) for p in "abcefz"]
+    assert [(m.peer, m.target) for m in balance.deal(roster, members, 10.0)] == [("new", 2)]
+    assert balance.look(roster, BASE, 10.0) == [], "3 and 2"
+
+
 def test_an_epoch_that_is_missed_is_part_of_the_price() -> None:
     def asked(epoch_s: float) -> int:
         roster, balance = swarm([f"p{n:02}" for n in range(11)], [f"q{n:02}" for n in range(10)])

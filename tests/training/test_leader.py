@@ -527,6 +527,29 @@ def test_an_epoch_goes_on_where_newcomers_would_not_end_it_sooner(wave: str, fin
     assert leader.plan == plan
 
 
+def test_members_that_leave_end_their_epoch_though_others_wait_in_their_place() -> None:
+    leader, plan = begun(late_s=1e9, epoch_s=1e6)
+    wave = [heard(PeerId(f"{stage}b")) for stage in ("ends", "stage1", "stage2")]
+    leaves = [heard(p, leaving=True) for p in (S1, S2)]
+    tell(leader, [*wave, *leaves], 5.0)
+    assert the_plan(leader.handle(ev.ClockTick(), 2.0 + OUTGROWN_S)) is None
+    assert leader.plan == plan
+
+
+@pytest.mark.parametrize(
+    ("speed", "at"), [(0.0, YOUNG), (1.0, A)], ids=["unknown members", "another version"]
+)
+def test_an_epoch_goes_on_where_nothing_is_known_of_its_members_or_none_could_join(
+    speed: float, at: Version
+) -> None:
+    few = [heard(p, speed=speed) for p in (E, S1, S2)]
+    leader, plan = begun(few, late_s=1e9, epoch_s=1e6)
+    names = [f"{stage}{c}" for stage in ("ends", "stage1", "stage2") for c in "bcde"]
+    tell(leader, [heard(PeerId(name), at) for name in names], 5.0)
+    assert the_plan(leader.handle(ev.ClockTick(), 2.0 + OUTGROWN_S)) is None
+    assert leader.plan == plan
+
+
 def test_newcomers_make_an_epoch_begin_again_a_few_times_only() -> None:
     leader, plan = begun(late_s=1e9, epoch_s=1e6)
     plans = 0
@@ -541,25 +564,37 @@ def test_newcomers_make_an_epoch_begin_again_a_few_times_only() -> None:
 EB = PeerId("endsb")
 
 
+def running(peer: PeerId, plan_hash: str) -> ev.Heartbeat:
+    """A heartbeat of a peer at which this plan runs; "" for none."""
+    note = heard(peer)
+    capacity = dataclasses.replace(note.capacity, running=ev.Running(plan_hash))
+    return dataclasses.replace(note, capacity=capacity)
+
+
 @pytest.mark.parametrize("peer", [T1, EB])
 def test_a_member_that_began_anew_before_it_was_missed_is_lost_to_the_epoch(peer: PeerId) -> None:
-    def says(plan_hash: str) -> ev.Heartbeat:
-        note = heard(peer)
-        capacity = dataclasses.replace(note.capacity, running=ev.Running(plan_hash))
-        return dataclasses.replace(note, capacity=capacity)
-
     leader, plan = begun(map(heard, (E, EB, S1, S2, T1)), late_s=1e9, target_batch=16)
-    assert not tell(leader, [says(""), says(plan.hash), says(plan.hash)], 3.0)
-    done = leader.handle(says(""), 4.0)
+    assert not tell(leader, [running(peer, h) for h in ("", plan.hash, plan.hash)], 3.0)
+    done = leader.handle(running(peer, ""), 4.0)
     assert kinds(done) == ["peer-lost"]
     (told,) = (a for a in done if isinstance(a, ev.SendLost))
     assert told.dead == (peer,)
-    assert not tell(leader, [says("")], 5.0), "once"
+    assert not tell(leader, [running(peer, "")], 5.0), "once"
     for origin in {E, EB} - {peer}:
         rows = [MicroBatchDone(p.index, True, 1.0, 64) for p in plan.paths if p.origin == origin]
         leader.handle(ev.MicroBatchesReported(origin, plan.hash, tuple(rows)), 6.0)
     assert leader.phase is Phase.ROUND, "nobody waits for its micro-batches"
     assert peer in leader.roster.peers.candidates, "the next plan takes it in"
+
+
+def test_a_leader_and_members_that_have_closed_the_epoch_name_no_plan_and_are_not_lost() -> None:
+    leader, plan = begun(late_s=1e9)
+    for peer in (E, S1):
+        tell(leader, [running(peer, plan.hash)], 3.0)
+    assert not tell(leader, [running(E, "")], 3.5), "after a takeover"
+    reported(leader, plan, 4.0)
+    assert not tell(leader, [running(S1, "")], 4.5)
+    assert leader.phase is Phase.ROUND
 
 
 def test_members_are_asked_also_where_no_epoch_is_planned_or_none_succeeds() -> None:

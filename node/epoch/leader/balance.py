@@ -6,19 +6,20 @@ the waiting times that keep peers from moving back and forth.
 
 Peers that came while an epoch was under way have no work in it, so they lose none by a move. Others
 may have gone since they chose their stages: when the epoch closes, they are dealt out anew, over
-all stages. Where so many wait that all together would end the epoch sooner than its few members end
-the rest of it, it begins anew (docs/decisions/040-few-do-not-keep-many-waiting.md).
+all stages. An epoch of few members begins anew when newcomers make it much faster
+(docs/decisions/040-few-do-not-keep-many-waiting.md).
 """
 
 import math
 from collections.abc import Collection, Container, Mapping
+from typing import Any
 
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Version
 from node.epoch.leader.attempt import EpochAttempt
 from node.epoch.leader.roster import Roster
 from node.epoch.peers.speeds import CEILING
-from node.scheduler.placement import Move, choose_moves, level
+from node.scheduler.placement import Move, View, choose_moves, level
 
 SETTLED_MOVES = 10
 """Multiple of ``every_s`` for which a peer that was asked to change its stage is left alone."""
@@ -33,14 +34,14 @@ ENDS_KEPT = 2
 """Peers that the ends keep: the leader, and another one that can lead after it."""
 
 OUTGROWN = 2.0
-"""Least time for the rest of an epoch over the time for all of it with everybody who is here, from
-which it begins anew."""
+"""Least speed-up for which an epoch begins anew: time for its rest with its members, over time for
+all of it with every peer of the swarm."""
 
 OUTGROWN_S = 10.0
-"""Seconds of an epoch before it may begin anew, and between two looks at that."""
+"""Least age of an epoch that begins anew, and the interval of the comparisons, in seconds."""
 
 OUTGROWN_TIMES = 2
-"""Times that epochs from one version may begin anew: whoever comes could claim any speed."""
+"""Most new beginnings from one version: a newcomer's claim of speed costs nothing."""
 
 REST_S = 100.0
 """Least seconds for which a peer that was asked to help such a stage is left alone."""
@@ -117,19 +118,15 @@ class Balance:
             view[target][p] = speed
         if not view[ENDS]:
             del view[ENDS]
-        moves = choose_moves(
+        return self._choose(
             view,
+            now,
             download_s=max(self._download, epoch_s),
             horizon_s=max(self._lasts(roster, now), epoch_s),
             stay={*self._asked, roster.peers.leader},
             away=away,
             most=max(2, len(here) // AT_ONCE),
-            keep={ENDS: ENDS_KEPT},
-            barred={ENDS: self._not_ends},
         )
-        for move in moves:
-            self._asked[move.peer] = now, move.target, view[move.source][move.peer]
-        return moves
 
     def deal(
         self, roster: Roster, members: Collection[PeerId], now: float, epoch_s: float = 0.0
@@ -150,16 +147,21 @@ class Balance:
         away = self._on_their_way(here, now)
         for p, (target, speed) in away.items():
             view[target][p] = speed
-        moves = choose_moves(
+        return self._choose(
             view,
+            now,
             download_s=self._download,
             horizon_s=max(self._lasts(roster, now), epoch_s),
             stay=here - free,
             away=away,
             most=len(free),
-            keep={ENDS: ENDS_KEPT},
-            barred={ENDS: self._not_ends},
         )
+
+    def _choose(self, view: View, now: float, **limits: Any) -> list[Move]:
+        """The moves of :func:`~node.scheduler.placement.choose_moves` within ``limits``, whose
+        peers count as asked from now on."""
+        keep = {ENDS: ENDS_KEPT}
+        moves = choose_moves(view, keep=keep, barred={ENDS: self._not_ends}, **limits)
         for move in moves:
             self._asked[move.peer] = now, move.target, view[move.source][move.peer]
         return moves
@@ -169,25 +171,30 @@ class Balance:
         should begin anew: with all peers that can start from its version, it would end in less than
         half of the time that its living members need for the rest of it."""
         plan = attempt.plan
-        if now - max(attempt.timing.started, self._counted) < OUTGROWN_S or plan.outer:
+        if now - max(attempt.timing.started, self._counted) < OUTGROWN_S:
             return False
         self._counted = now
         base, times = self._anew
         if base == plan.base and times >= OUTGROWN_TIMES:
             return False
-        members = {m.peer for m in attempt.alive if m.current}
-        by_stage = {
+        here = roster.peers.candidates
+        working = {
+            stage: [m.peer for m in attempt.living(stage) if m.current and m.peer in here]
+            for stage in attempt.stages
+        }
+        members = {p for peers in working.values() for p in peers}
+        ready = {
             stage: [p for p in peers if roster.versions.can_start(p, plan.base)]
             for stage, peers in _ready(roster).items()
-            if stage in attempt.stages
+            if stage in working
         }
-        if not any(p not in members for peers in by_stage.values() for p in peers):
+        if all(p in members for peers in ready.values() for p in peers):
             return False
-        view = _expected(roster, by_stage, members)
-        everybody = min(math.fsum(peers.values()) for peers in view.values())
-        few = min(math.fsum(v for p, v in peers.items() if p in members) for peers in view.values())
+        # A member that leaves ends this epoch, but is in no other.
+        few = _slowest(_expected(roster, working, members))
+        everybody = _slowest(_expected(roster, ready, members))
         left = 1 - attempt.results.count / len(plan.paths)
-        if left * everybody < OUTGROWN * few or not everybody:
+        if not few or left * everybody < OUTGROWN * few:
             return False
         if base != plan.base:
             times = 0
@@ -296,6 +303,11 @@ def _expected(
             most = CEILING * max(known)
             peers.update({p: min(v, most) for p, v in peers.items() if p not in members})
     return view
+
+
+def _slowest(view: View) -> float:
+    """Total speed of the slowest stage, in micro-batches per second; 0 if it is unknown."""
+    return min(math.fsum(peers.values()) for peers in view.values())
 
 
 def _holds(roster: Roster, peer: PeerId, mates: Collection[PeerId]) -> bool:

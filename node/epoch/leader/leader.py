@@ -41,7 +41,7 @@ from node.scheduler.proven import NoWay
 NEVER_MADE = "gave parameters that no step of the optimizer makes"
 ALONE = "alone refused the parameters of an owner"
 DIFFERED = "made other parameters than its stage"
-BEGAN_ANEW = "has begun anew, without the work that it had done"
+LOST_PLAN = "does not run the plan any more, and its work in the epoch is lost"
 
 AFTER_THE_END = (
     ev.Heartbeat
@@ -204,7 +204,7 @@ class Leader:
         if before is None:
             self.gathering.changed(now)
         elif self.phase is Phase.RUN and self._has_lost_the_plan(before, e):
-            done += [reports.peer_lost(e.peer, BEGAN_ANEW), *self._member_lost(e.peer, now)]
+            done += [reports.peer_lost(e.peer, LOST_PLAN), *self._member_lost(e.peer, now)]
         if self.phase is Phase.FINISHED:
             news = self.gathering.missed_the_end(e, self.roster)
         else:
@@ -217,12 +217,12 @@ class Leader:
         return done
 
     def _has_lost_the_plan(self, before: ev.Heartbeat, now: ev.Heartbeat) -> bool:
-        """Return True if the plan in force ran at a peer and does not any more: its process has
-        begun anew, too fast to be missed."""
-        runs = now.capacity.running.plan_hash
-        if now.peer == self.me:
-            return False  # a leader does not say what it runs
-        return self.plan is not None and before.capacity.running.plan_hash == self.plan.hash != runs
+        """Return True if the plan in force ran at a peer and does not any more, as after a restart
+        of its process that nobody has noticed."""
+        if self.plan is None or now.peer == self.me:
+            return False  # a leader's own heartbeat names no plan
+        ran = before.capacity.running.plan_hash
+        return ran == self.plan.hash != now.capacity.running.plan_hash
 
     def _unreachable(self, e: ev.Unreachable, now: float) -> Actions:
         self.roster.life.probed(e.peer)
