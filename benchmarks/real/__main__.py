@@ -5,9 +5,10 @@
     python -m benchmarks.real --only 1a --quick
 
 1  fine-tuning by the defaults: 1a all weights and 1b adapters, held-out loss beside AdamW in one
-   process (up to nine runs of 60 epochs of 4,096 tokens there, in the format of the daemons: one to
-   two hours each on 2 cores with units for bf16, half a day without them; --quick: three runs of 12
-   epochs of 2,048); 1c a rate that is far too large
+   process (five to nine runs of 60 epochs of 4,096 tokens there, in the format of the daemons: an
+   hour on 2 cores with units for bf16, four without them; each is kept when it is over, and a
+   benchmark that was stopped goes on with the others; --quick: three runs of 12 epochs of 2,048);
+   1c a rate that is far too large
 2  adapters: tokens a second beside PEFT in one process, in fp32 and in bf16
 3  generate: tokens a second beside transformers, several texts, a stage that dies
 4  serve: the client of the OpenAI API beside transformers, 32 clients at once

