@@ -264,7 +264,7 @@ async def assemble(
     if local is None and verdict.casts:
         precision = await asyncio.to_thread(precision_of, manifest, device)
     thread = DeviceThread(
-        backward_first=config.limits.backward_first,
+        by_arrival=config.limits.job_order == "arrival",
         failed=tells_of_lost(device, on_error),
         # Ranks of several local devices are at the same place of a program.
         lanes=lanes_of(device.device) if local is None else None,

@@ -28,7 +28,8 @@ with more of them, an urgent job would wait longer."""
 
 
 class Priority(IntEnum):
-    """Priorities of jobs: smaller ones go first, equal ones in order of arrival."""
+    """Priorities of jobs: smaller ones go first, equal ones by their turn, and those of one turn in
+    order of arrival."""
 
     TOKEN = -1
     """The next tokens of texts: short, and a person waits for them. They go before every other job,
@@ -37,16 +38,15 @@ class Priority(IntEnum):
     training they have a share of the time (:class:`~node.pipeline.text_budget.TextBudget`)."""
     COMMIT = 0
     """Adding finished gradients: short, and frees memory."""
-    BACKWARD = 1
-    """Backward of a visit: frees a stash entry and lets the previous hop go on."""
-    LOSS = 2
-    FORWARD = 3
-    FORWARD_ONLY = 4
+    VISIT = 1
+    """Forward, loss or backward of a visit; among these, the smallest turn goes first
+    (:meth:`node.pipeline.hops.planned.PlannedWork.turn`)."""
+    FORWARD_ONLY = 2
     """Evaluation and generation."""
-    OTHER = 5
+    OTHER = 3
 
 
-TRAINING = {Priority.COMMIT, Priority.BACKWARD, Priority.LOSS, Priority.FORWARD}
+TRAINING = {Priority.COMMIT, Priority.VISIT}
 """Priorities of the jobs that only a device that trains has."""
 
 
@@ -67,9 +67,9 @@ class DeviceThread(Executor):
 
     It is also a ``concurrent.futures.Executor``, so the optimizer step can share it with
     ``loop.run_in_executor(device, fn)`` and never runs beside a forward. ``idle_s``: seconds
-    without a job since the start. With ``backward_first`` False, all jobs but COMMIT and TOKEN run
-    in order of arrival. Only the event loop's thread queues jobs and closes it. If a job raises,
-    ``failed`` is called with the error on the thread of the job, before the waiter gets it.
+    without a job since the start. With ``by_arrival``, all jobs but COMMIT and TOKEN run in the
+    order in which they arrive. Only the event loop's thread queues jobs and closes it. If a job
+    raises, ``failed`` is called with the error on the thread of the job, before the waiter gets it.
 
     ``lanes``: the lanes of the device. If they copy concurrently, the thread issues a job that has
     a ``finish`` part, and begins the next job while that part copies the result down. Results
@@ -84,13 +84,13 @@ class DeviceThread(Executor):
         self,
         name: str = "device",
         *,
-        backward_first: bool = True,
+        by_arrival: bool = False,
         failed: Callable[[BaseException], None] = lambda error: None,
         lanes: Lanes | None = None,
         text_share: float = 1.0,
         daemons: Callable[[], int] = lambda: 1,
     ) -> None:
-        self.backward_first = backward_first
+        self.by_arrival = by_arrival
         self.lanes = lanes or Lanes()
         self._failed = failed
         self.idle_s = 0.0
@@ -103,7 +103,7 @@ class DeviceThread(Executor):
         """End marks of the jobs that the device may still compute."""
         self._uploads = LaneThread(f"{name}-up")
         self._downloads = LaneThread(f"{name}-down")
-        self._queue = PriorityQueue[tuple[int, int, _Job | None]]()
+        self._queue = PriorityQueue[tuple[int, float, int, _Job | None]]()
         self._order = count()
         self._tokens: deque[_Job] = deque()
         self._budget = TextBudget(text_share)
@@ -129,11 +129,16 @@ class DeviceThread(Executor):
         return self.enqueue(Priority.OTHER, partial(fn, *args, **kwargs))
 
     def enqueue(
-        self, priority: Priority, fn: Callable[[], Any], finish: Callable[[Any], Any] | None = None
+        self,
+        priority: Priority,
+        fn: Callable[[], Any],
+        finish: Callable[[Any], Any] | None = None,
+        *,
+        turn: float = 0.0,
     ) -> Future[Any]:
         """Queue ``fn``. ``finish``, if given, turns the value that ``fn`` returned into the result;
-        with concurrent lanes it runs while the next jobs run. Raises RuntimeError after
-        :meth:`close`."""
+        with concurrent lanes it runs while the next jobs run. Among jobs of one priority, the
+        smallest ``turn`` goes first. Raises RuntimeError after :meth:`close`."""
         if self._closed:
             raise RuntimeError("the device thread is closed")
         job = _Job(fn, finish, priority in TRAINING)
@@ -141,13 +146,16 @@ class DeviceThread(Executor):
             self._tokens.append(job)
             if not self._waking:
                 self._waking = True
-                self._queue.put((int(Priority.OTHER), next(self._order), _Job(self._wake)))
+                self._put(Priority.OTHER, 0.0, _Job(self._wake))
             return job.future
-        rank = int(Priority.BACKWARD)
-        if self.backward_first or priority is Priority.COMMIT:
-            rank = int(priority)
-        self._queue.put((rank, next(self._order), job))
+        if self.by_arrival and priority is not Priority.COMMIT:
+            priority = Priority.VISIT
+            turn = 0.0
+        self._put(priority, turn, job)
         return job.future
+
+    def _put(self, priority: Priority, turn: float, job: _Job | None) -> None:
+        self._queue.put((int(priority), turn, next(self._order), job))
 
     async def run(self, fn: Callable[[], T], priority: Priority = Priority.OTHER) -> T:
         """Run ``fn`` on the device thread and return its result; its exceptions are raised here. A
@@ -155,11 +163,15 @@ class DeviceThread(Executor):
         return await asyncio.wrap_future(self.enqueue(priority, fn))
 
     async def run_through(
-        self, fn: Callable[[], T], finish: Callable[[T], U], priority: Priority
+        self,
+        fn: Callable[[], T],
+        finish: Callable[[T], U],
+        priority: Priority,
+        turn: float = 0.0,
     ) -> U:
         """Run a job with a ``finish`` part, as :meth:`run` does, and return the result of that
         part."""
-        return await asyncio.wrap_future(self.enqueue(priority, fn, finish))
+        return await asyncio.wrap_future(self.enqueue(priority, fn, finish, turn=turn))
 
     async def beside(self, fn: Callable[[], T]) -> T:
         """Run ``fn``, which inspects a received tensor or copies it to the device, on the thread of
@@ -229,13 +241,13 @@ class DeviceThread(Executor):
         self._closed = True
         if cancel_futures:
             with self._queue.mutex:
-                for _, _, job in self._queue.queue:
+                for *_, job in self._queue.queue:
                     if job is not None:
                         job.future.cancel()
             for job in tuple(self._tokens):
                 job.future.cancel()
         # sorts after every queued job
-        self._queue.put((len(Priority), next(self._order), None))
+        self._queue.put((len(Priority), 0.0, next(self._order), None))
         if wait and threading.current_thread() is not self._thread:
             self._thread.join()
             self._downloads.shutdown()
@@ -269,7 +281,7 @@ class DeviceThread(Executor):
         if self._tokens:
             timeout = self._budget.wait_s(time.perf_counter())
         try:
-            _, _, job = self._queue.get(timeout=timeout)
+            *_, job = self._queue.get(timeout=timeout)
         except Empty:
             return _Job(self._wake)
         return job

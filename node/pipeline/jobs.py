@@ -40,6 +40,7 @@ class DeviceJobs:
     def begin(self) -> None:
         """Begin a plan: the device's idle time before it does not count as waiting."""
         self._idle_seen = self._host.device.idle_s
+        self._planned.begin()
 
     async def compute(self, key: Key, way: Direction, keep: bool) -> None:
         """Compute one direction of a visit, and hand the machine the event. Without ``keep`` the
@@ -49,7 +50,8 @@ class DeviceJobs:
         work = self._stash.get(key)
         if work is None:
             return
-        job, priority = self._job(key, way)
+        job = self._job(key, way)
+        turn = self._planned.turn(key, way)
 
         def timed() -> tuple[Mark, Mark] | None:
             if work.dead:
@@ -68,7 +70,7 @@ class DeviceJobs:
             return ended.since(began)
 
         try:
-            seconds = await device.run_through(timed, finish, priority)
+            seconds = await device.run_through(timed, finish, Priority.VISIT, turn)
         except COMPUTE_ERRORS as e:
             lost = isinstance(e, NotFinite)
             telemetry.emit(
@@ -96,17 +98,17 @@ class DeviceJobs:
             self._stash.recharge(key, planned.cost(key.index))
         self._driver.handle(Computed(key, way))
 
-    def _job(self, key: Key, way: Direction) -> tuple[Callable[[VisitBuffers], None], Priority]:
+    def _job(self, key: Key, way: Direction) -> Callable[[VisitBuffers], None]:
         math = self._math
         if not self._planned.at_origin(key):
             if way is Direction.FORWARD:
-                return math.forward, Priority.FORWARD
-            return math.backward, Priority.BACKWARD
+                return math.forward
+            return math.backward
         if way is Direction.BACKWARD:
-            return math.embed_backward, Priority.BACKWARD
+            return math.embed_backward
         if key.position == 0:
-            return math.embed, Priority.FORWARD
-        return math.loss, Priority.LOSS
+            return math.embed
+        return math.loss
 
     def _say_slices(self) -> None:
         if self._math.slice != self._sliced:

@@ -140,8 +140,9 @@ class PipelineLimits:
         "layers, stage; auto: the least that makes the stage fit into the memory.",
         choices=("auto", "off", "layers", "stage"),
     )
-    backward_first: bool = setting(
-        True,
-        "Backward jobs go before forward ones on the device; False serves them in order of "
-        "arrival.",
+    job_order: str = setting(
+        "slack",
+        "Order of the jobs of micro-batches on the device. slack: the one with the least time to "
+        "spare in its epoch first; arrival: first come, first served.",
+        choices=("slack", "arrival"),
     )

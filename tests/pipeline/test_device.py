@@ -16,30 +16,32 @@ from node.pipeline.device import DeviceThread, Priority
 
 @pytest.fixture(params=[True, False])
 def device(request):
-    made = DeviceThread(backward_first=request.param)
+    made = DeviceThread(by_arrival=request.param)
     yield made
     made.close()
 
 
-async def test_backward_runs_before_forward_unless_ordered(device):
+async def test_the_smallest_turn_goes_first_unless_all_go_by_arrival(device):
     gate = threading.Event()
     order = []
     blocked = device.enqueue(Priority.COMMIT, gate.wait)
     waiting = [
-        device.enqueue(priority, lambda name=name: order.append(name))
-        for name, priority in (
-            ("f1", Priority.FORWARD),
-            ("b1", Priority.BACKWARD),
-            ("f2", Priority.FORWARD),
-            ("b2", Priority.BACKWARD),
-            ("c", Priority.COMMIT),
+        device.enqueue(priority, lambda name=name: order.append(name), turn=turn)
+        for name, priority, turn in (
+            ("other", Priority.OTHER, -9.0),
+            ("fourth", Priority.VISIT, 4.0),
+            ("second", Priority.VISIT, -2.5),
+            ("fourth too", Priority.VISIT, 4.0),
+            ("third", Priority.VISIT, 0.0),
+            ("first", Priority.COMMIT, 9.0),
         )
     ]
     gate.set()
     await asyncio.gather(*(asyncio.wrap_future(f) for f in (blocked, *waiting)))
-    assert order == (
-        ["c", "b1", "b2", "f1", "f2"] if device.backward_first else ["c", "f1", "b1", "f2", "b2"]
-    )
+    if device.by_arrival:
+        assert order == ["first", "other", "fourth", "second", "fourth too", "third"]
+    else:
+        assert order == ["first", "second", "third", "fourth", "fourth too", "other"]
 
 
 async def test_every_job_runs_on_the_same_other_thread(device):
@@ -84,12 +86,12 @@ async def test_texts_have_their_share_of_a_device_that_trains(share: float, orde
     device = DeviceThread(text_share=share)
     ran: list[str] = []
     gate = threading.Event()
-    await device.run(lambda: None, Priority.FORWARD)
+    await device.run(lambda: None, Priority.VISIT)
     begun = asyncio.Event()
     tell = partial(asyncio.get_running_loop().call_soon_threadsafe, begun.set)
-    device.enqueue(Priority.FORWARD, lambda: (tell(), gate.wait()))
+    device.enqueue(Priority.VISIT, lambda: (tell(), gate.wait()))
     await begun.wait()
-    jobs = [device.enqueue(Priority.FORWARD, lambda: ran.append("train"))]
+    jobs = [device.enqueue(Priority.VISIT, lambda: ran.append("train"))]
     for _ in range(2):
         job = device.enqueue(Priority.TOKEN, lambda: (busy(0.02), ran.append("text")))
         jobs.append(job)
@@ -116,7 +118,7 @@ async def test_a_long_job_of_training_lets_texts_in_by_their_share(
             device.breathe()
             ran.append("layer")
 
-    jobs = [device.enqueue(Priority.FORWARD, layers)]
+    jobs = [device.enqueue(Priority.VISIT, layers)]
     await begun.wait()
     for _ in range(2):
         job = device.enqueue(Priority.TOKEN, lambda: (busy(0.02), ran.append("text")))
@@ -129,14 +131,14 @@ async def test_a_long_job_of_training_lets_texts_in_by_their_share(
 
 async def test_texts_that_wait_for_their_share_are_done_before_the_device_ends() -> None:
     device = DeviceThread(text_share=0.01, daemons=lambda: 100)
-    await device.run(lambda: None, Priority.FORWARD)
+    await device.run(lambda: None, Priority.VISIT)
     jobs = [device.enqueue(Priority.TOKEN, lambda: busy(0.02)) for _ in range(3)]
     await asyncio.wrap_future(jobs[0])
     device.shutdown()
     assert all(job.done() and not job.cancelled() for job in jobs)
 
 
-@pytest.mark.parametrize("priority", [Priority.FORWARD, Priority.TOKEN])
+@pytest.mark.parametrize("priority", [Priority.VISIT, Priority.TOKEN])
 def test_whoever_waits_for_a_cancelled_job_hears_of_it(device, priority):
     gate = threading.Event()
     device.enqueue(Priority.COMMIT, gate.wait)
@@ -166,7 +168,7 @@ async def test_texts_without_end_let_training_go_on(device):
     device.enqueue(Priority.COMMIT, lambda: busy.set() or gate.wait())
     await asyncio.to_thread(busy.wait)
     device.enqueue(Priority.TOKEN, token)
-    training = [device.enqueue(Priority.FORWARD, long) for _ in range(2)]
+    training = [device.enqueue(Priority.VISIT, long) for _ in range(2)]
     gate.set()
     await asyncio.gather(*(asyncio.wrap_future(job) for job in training))
     # Tokens go first, and one is let in between any two layers.

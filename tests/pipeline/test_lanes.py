@@ -136,7 +136,7 @@ class Stage:
             self.math.deliver(work, mark)
             return work
 
-        return await self.device.run_through(issue, finish, Priority.FORWARD)
+        return await self.device.run_through(issue, finish, Priority.VISIT)
 
 
 def numbers(seed: int) -> Tensor:
@@ -189,11 +189,11 @@ async def test_the_next_job_is_chosen_when_the_device_can_take_it(held):
 
     device = stage.device
     waiting = [
-        device.enqueue(Priority.FORWARD, job(f"f{i}"), lambda made: made) for i in range(AHEAD + 2)
+        device.enqueue(Priority.VISIT, job(f"f{i}"), lambda made: made) for i in range(AHEAD + 2)
     ]
     for _ in range(AHEAD + 1):
         await lanes.began()
-    waiting.append(device.enqueue(Priority.BACKWARD, job("b"), lambda made: made))
+    waiting.append(device.enqueue(Priority.VISIT, job("b"), lambda made: made, turn=-1.0))
     assert order == [f"f{i}" for i in range(AHEAD + 1)]
     lanes.computing[0].set()
     await lanes.began()

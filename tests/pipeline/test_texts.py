@@ -446,7 +446,7 @@ async def test_items_of_a_lower_priority_do_not_go_first(device):
         )
     ]
     await asyncio.sleep(0)
-    training = asyncio.ensure_future(device.run(lambda: order.append("b"), Priority.BACKWARD))
+    training = asyncio.ensure_future(device.run(lambda: order.append("b"), Priority.VISIT))
     await asyncio.sleep(0)
     gate.set()
     assert await asyncio.gather(*running) == [0, 1, 2, 3]
@@ -488,14 +488,14 @@ async def test_a_long_job_lets_tokens_in_and_nothing_else(device):
 
     def long():
         order.append("begins")
-        for priority in (Priority.COMMIT, Priority.TOKEN, Priority.BACKWARD, Priority.TOKEN):
+        for priority in (Priority.COMMIT, Priority.TOKEN, Priority.VISIT, Priority.TOKEN):
             device.enqueue(priority, partial(order.append, priority.name))
         device.breathe()
         order.append("ends")
 
     await device.run(long)
     await device.run(lambda: None)
-    assert order == ["begins", "TOKEN", "TOKEN", "ends", "COMMIT", "BACKWARD"]
+    assert order == ["begins", "TOKEN", "TOKEN", "ends", "COMMIT", "VISIT"]
 
 
 @pytest.mark.parametrize("recompute", [False, True])

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 
 from node.core.ids import PeerId
+from node.pipeline.hops.planned import PlannedWork
 from node.sim.setup import LinkProfile, WorkTimes, toy_parts
 from node.sim.world.loop import ProcessLoop, VirtualTime
 from testbed.volunteers.day import LEAVE_S, DaySwarm, day_setup
@@ -29,6 +30,20 @@ def always(number: int, home: Home = NEAR, *stays: Stay) -> Volunteer:
     """A volunteer that is there for the whole day, or as ``stays`` say."""
     all_day = (Stay(0.0, 1e6, Going.CUT),)
     return Volunteer(PeerId(f"v-{number:05}"), home, stays or all_day)
+
+
+def first_epoch_s(seed: int) -> float:
+    """Seconds of the micro-batches of the first epoch of twelve volunteers that stay."""
+    people = [
+        replace(one, stays=always(0).stays)
+        for one in volunteers(12, 3600.0, seed, unequal=day_setup().work.unequal)
+    ]
+    swarm = DaySwarm(people, replace(day_setup(), micro_batches=96), seed)
+    took = list[float]()
+    swarm.committed = lambda facts: took.append(facts["run_s"])
+    while not took and swarm.world.now < 300.0:
+        swarm.world.run(swarm.world.now + 20.0)
+    return took[0]
 
 
 # ------------------------------------------------------------ the trace
@@ -122,3 +137,12 @@ def test_work_and_losses_make_the_ideal():
     # Machines boot within a third of a second, and one takes a moment to leave in order.
     assert said - 0.3 * len(people) <= account.ideal <= said + LEAVE_S + 5.0
     assert losses[Loss.CHOOSING] + losses[Loss.FETCHING] + losses[Loss.QUEUE] > 0.0
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_an_epoch_has_a_shorter_tail_by_slack_than_by_arrival(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+):
+    by_slack = first_epoch_s(seed)
+    monkeypatch.setattr(PlannedWork, "turn", lambda *_: 0.0)
+    assert by_slack < 0.98 * first_epoch_s(seed)

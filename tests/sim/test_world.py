@@ -406,20 +406,20 @@ def test_a_disk_keeps_the_newest_and_no_half_written_checkpoint() -> None:
         store(disk, now).load(1, 2)
 
 
-def test_a_device_runs_one_job_at_a_time_and_backward_first() -> None:
+def test_a_device_runs_one_job_at_a_time_by_their_turns() -> None:
     world = VirtualTime(0)
     device = SimDevice(ProcessLoop(world), slowness=2.0)
     done: list[tuple[str, float]] = []
 
-    def job(name: str, priority: Priority, seconds: float) -> None:
-        future = device.enqueue(priority, lambda: device.spend(seconds))
+    def job(name: str, turn: float, seconds: float) -> None:
+        future = device.enqueue(Priority.VISIT, lambda: device.spend(seconds), turn=turn)
         future.add_done_callback(lambda _: done.append((name, world.now)))
 
-    job("first", Priority.FORWARD, 0.5)
-    job("forward", Priority.FORWARD, 0.25)
-    job("backward", Priority.BACKWARD, 0.25)
+    job("first", 9.0, 0.5)
+    job("later", 2.0, 0.25)
+    job("sooner", 1.0, 0.25)
     world.run(5.0)
-    assert done == [("first", 1.0), ("backward", 1.5), ("forward", 2.0)]
+    assert done == [("first", 1.0), ("sooner", 1.5), ("later", 2.0)]
     assert (device.busy_s, device.idle_s) == (2.0, 3.0)
 
 

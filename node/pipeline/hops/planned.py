@@ -19,6 +19,34 @@ class PlannedWork:
         self._machine = machine
         self.shape = shape
         self._math = math
+        self._wave = 0.0
+
+    def begin(self) -> None:
+        """Begin a plan: count the micro-batches of a wave, one for each peer of a stage."""
+        plan = self._machine.plan
+        self._wave = 0.0
+        if plan is not None and plan.paths:
+            peers = {hop.peer for path in plan.paths for hop in path.journey}
+            self._wave = len(peers) / (len(plan.paths[0].hops) + 1)
+
+    def turn(self, key: Key, way: Direction) -> float:
+        """Turn of a job at its device, of which the smallest goes first: the number of the
+        micro-batch less a wave for each task that it still has before it.
+
+        That is the order of least slack, in which tasks are due when all micro-batches move on by
+        one task while a wave of them is launched. It leaves the least variance of the times for
+        which micro-batches are under way, and so the shortest tail of an epoch. Source: the
+        fluctuation smoothing policies of Lu, Ramaswamy and Kumar, "Efficient scheduling policies to
+        reduce mean and variance of cycle-time in semiconductor manufacturing plants" (IEEE
+        Transactions on Semiconductor Manufacturing 7(3), 1994), with a wave for the time of a task.
+        """
+        path = self._machine.paths.get(key.index)
+        if path is None:
+            return 0.0
+        left = key.position
+        if way is Direction.FORWARD:
+            left = 2 * (len(path.hops) + 1) - key.position
+        return key.index - self._wave * left
 
     def shape_of(self, index: int) -> tuple[int, ...]:
         """(B, T, D) of a planned micro-batch."""

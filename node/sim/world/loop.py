@@ -305,8 +305,8 @@ def _through(fn: Callable[[], Any], finish: Callable[[Any], Any]) -> Any:
 
 
 class SimDevice(DeviceThread):
-    """The only compute device of a simulated peer: jobs one after the other, backward before
-    forward. A job runs when its turn comes, and is done when the virtual time that it has spent is
+    """The only compute device of a simulated peer: jobs one after the other, by their priority and
+    turn. A job runs when its turn comes, and is done when the virtual time that it has spent is
     over. ``slowness`` stretches every job; ``busy_s``: seconds it has worked."""
 
     def __init__(self, loop: ProcessLoop, slowness: float = 1.0) -> None:
@@ -315,7 +315,7 @@ class SimDevice(DeviceThread):
         self.slowness = slowness
         self.busy_s = 0.0
         self._made_at = loop.time()
-        self._jobs: list[tuple[int, int, asyncio.Future[Any], Callable[[], Any]]] = []
+        self._jobs: list[tuple[int, float, int, asyncio.Future[Any], Callable[[], Any]]] = []
         self._counter = count()
         self._busy = False
         self._spent = 0.0
@@ -333,24 +333,29 @@ class SimDevice(DeviceThread):
         self._spent += seconds * self.slowness
 
     def enqueue(
-        self, priority: Priority, fn: Callable[[], Any], finish: Callable[[Any], Any] | None = None
+        self,
+        priority: Priority,
+        fn: Callable[[], Any],
+        finish: Callable[[Any], Any] | None = None,
+        *,
+        turn: float = 0.0,
     ) -> Any:
         if finish is not None:
             fn = partial(_through, fn, finish)
         future = self._loop.create_future()
-        heapq.heappush(self._jobs, (int(priority), next(self._counter), future, fn))
+        heapq.heappush(self._jobs, (int(priority), turn, next(self._counter), future, fn))
         if not self._busy:
             self._next()
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        for _, _, future, _ in self._jobs:
+        for *_, future, _ in self._jobs:
             future.cancel()
         self._jobs.clear()
 
     def _next(self) -> None:
         while self._jobs and not self._busy:
-            _, _, future, fn = heapq.heappop(self._jobs)
+            *_, future, fn = heapq.heappop(self._jobs)
             if future.cancelled():
                 continue
             self._spent = 0.0
