@@ -7,7 +7,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from node.consensus.mandate import Mandate
@@ -105,11 +105,14 @@ class Leading:
         """Begin to lead. ``rules``: the owner's newest change that is known here."""
         kit = self._kit
         member = self._own.member
+        past = member.followed
+        if past is not None:
+            past = replace(past, dead=kit.work.lost_in(past.plan))
         self.leader = self._machines.leader(
             kit.me,
             kit.facts,
             term=member.term,
-            history=member.followed,
+            history=past,
             rules=rules,
             known=kit.work.colleagues.all,
             cell=self._own.cell,

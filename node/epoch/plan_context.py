@@ -65,10 +65,12 @@ class PlanContext:
 
 @dataclass(frozen=True)
 class PastPlan:
-    """A plan that was followed. ``dropped``: its micro-batches that did not count."""
+    """A plan that was followed. ``dropped``: its micro-batches that did not count; ``dead``: the
+    members that its leader has found dead."""
 
     plan: Plan
     dropped: tuple[int, ...] = ()
+    dead: tuple[PeerId, ...] = ()
 
     @property
     def counted(self) -> list[Path]:

@@ -109,6 +109,8 @@ class StageRuntime:
         """The leader's last message about that version."""
         self.plan: Plan | None = None
         """The newest plan this peer takes part in."""
+        self._lost: tuple[str, frozenset[PeerId]] = ("", frozenset())
+        """Hash of a plan, and the members that its leader has found dead."""
         self.fetching = 1.0
         """Share of the state that has arrived; 1 while none is fetched."""
         self.fetched_at = 0.0
@@ -238,10 +240,19 @@ class StageRuntime:
         any longer."""
         if (plan := self.plan) is None:
             return
-        for peer in sorted({m.peer for m in plan.members} & set(dead)):
+        gone = {m.peer for m in plan.members} & set(dead)
+        self._lost = plan.hash, frozenset({*self.lost_in(plan), *gone})
+        for peer in sorted(gone):
             self.engines.transport.doubt(peer)
             self.engines.pipeline.gone(peer)
             self.engines.cell.lost(plan.epoch, peer)
+
+    def lost_in(self, plan: Plan) -> tuple[PeerId, ...]:
+        """The members of ``plan`` that its leader has found dead."""
+        about, dead = self._lost
+        if about != plan.hash:
+            return ()
+        return tuple(sorted(dead))
 
     async def run(self, plan: Plan, done: Callable[[MicroBatchDone], None]) -> None:
         """Start this ends peer's micro-batches and report each as it finishes."""

@@ -1,8 +1,11 @@
 """Leaders that die in the middle of an epoch: the others commit it without beginning again."""
 
+from dataclasses import replace
+
 import pytest
 
 from node.coordinator.credit.record import EpochRecord
+from node.core.ids import ENDS
 from node.epoch import events as ev
 from node.sim.faults import Fault, strike
 from node.sim.process import SimPeer
@@ -97,3 +100,34 @@ def test_receipts_and_recordings_of_a_taken_over_epoch_hold(
     assert signers == members - {of_the_new_leader.plan.leader}
     assert 0 < of_two_leaders.tokens < max(a.tokens for a in run.accounts)
     assert sum(of_two_leaders.receipts.values()) > 0.9 * of_two_leaders.tokens * 3
+
+
+def test_nobody_waits_for_a_peer_that_woke_up_between_two_leaders(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first leader found it dead, and it runs the plan when the second one takes over."""
+    swarm = SimSwarm(replace(SETUP, ends=4, micro_batches=96), 1)
+    said = facts_of(swarm, monkeypatch)
+    swarm.world.run(15.0, None)
+    first = swarm.chief()
+    assert first is not None
+    sleeper = max(
+        (p for p in swarm.live() if p.stage == ENDS and p is not first), key=lambda p: p.name
+    )
+    commits = len(swarm.watch.commits)
+    while len(swarm.watch.commits) == commits:
+        swarm.world.run(swarm.world.now + 0.05, None)
+    swarm.world.run(swarm.world.now + 10.0, None)
+    sleeper.loop.frozen = True
+    while not any(f.kind == "peer-lost" and sleeper.name in str(f.facts) for f in said):
+        swarm.world.run(swarm.world.now + 0.05, None)
+    plan = first.member.plan
+    sleeper.loop.thaw()
+    swarm.world.run(swarm.world.now + 0.5, None)
+    strike(swarm, Fault(0.0, "kill-leader", 0))
+    swarm.world.run(swarm.world.now + 60.0, None)
+    assert plan is not None
+    (taken,) = (f.facts for f in said if f.kind == "epoch-taken-over")
+    assert taken["hash"] == plan.hash[:12]
+    assert set(taken["dead"]) == {first.name, sleeper.name}
+    assert taken["hash"] in {f.facts["hash"] for f in said if f.kind == "epoch-committed"}

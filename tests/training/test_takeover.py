@@ -104,6 +104,19 @@ def test_the_work_of_those_that_are_gone_is_given_back_and_the_rest_is_committed
     }
 
 
+def test_who_was_found_dead_by_the_leader_before_stays_dead() -> None:
+    """It may be awake again; the others wait for it no more, and it would wait for them."""
+    plan = left()
+    past = PastPlan(plan, dead=(S1,))
+    leader = Leader(SECOND, facts(target_batch=24, late_s=4.0), term=plan.term, history=past)
+    done = tell(leader, [runs(p, plan) for p in ALL if p != E], 0.0)
+    done += leader.handle(ev.ClockTick(), 1.5)
+    taken = takeover(done)
+    assert taken is not None
+    assert set(taken.dead) == {E, S1}
+    assert S1 not in taken.to
+
+
 def averages(plan: Plan) -> list[ev.Heartbeat]:
     rows = [runs(p, plan) for p in ALL if p not in (E, S1)]
     return [*rows, heard(S1, term=plan.term)]

@@ -124,3 +124,19 @@ async def test_only_peers_in_sight_are_lost_because_another_one_says_so(
     monkeypatch.setattr(service, "HEARD_S", 0.0)
     await t.messenger.send(b.me, pb.Note(ready=pb.ReadyNote()), 5.0)
     assert t.kit.vitals.lost() == [b.me]
+
+
+async def test_a_stage_remembers_whom_the_leader_of_its_plan_has_found_dead(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, plan = await rig.trained("ab", 1)
+    monkeypatch.setattr(a.work.engines.pipeline, "gone", lambda peer: None, raising=False)
+    following = rig.plan((a, b), dict.fromkeys(rig.shapes, a), plan)
+    await a.work.begin(following, False)
+    a.work.lost({b.me, PeerId("a stranger")})
+    a.work.lost(set())
+    assert a.work.lost_in(following) == (b.me,)
+    assert a.work.lost_in(plan) == ()
+    after = rig.plan((a, b), dict.fromkeys(rig.shapes, a), following)
+    await a.work.begin(after, False)
+    assert a.work.lost_in(after) == ()

@@ -111,12 +111,14 @@ class MemberStart:
 @dataclass(frozen=True)
 class LeaderStart:
     """A leader machine begins: the arguments of :class:`~node.epoch.leader.leader.Leader`.
-    ``history`` and ``dropped`` are its past plan; ``conduct`` has the newest record last."""
+    ``history``, ``dropped`` and ``dead`` are its past plan; ``conduct`` has the newest record
+    last."""
 
     me: PeerId
     term: int
     history: Plan | None
     dropped: tuple[int, ...]
+    dead: tuple[PeerId, ...]
     rules: Rules | None
     known: frozenset[PeerId]
     cell: CellId
@@ -137,17 +139,19 @@ class LeaderStart:
         """The start of a leader with these arguments."""
         plan = None
         dropped: tuple[int, ...] = ()
+        dead: tuple[PeerId, ...] = ()
         if history is not None:
             plan = history.plan
             dropped = history.dropped
+            dead = history.dead
         records = tuple((conduct or {}).items())
-        return cls(me, term, plan, dropped, rules, known, cell, records)
+        return cls(me, term, plan, dropped, dead, rules, known, cell, records)
 
     def arguments(self) -> dict[str, Any]:
         """The arguments of a leader beside its peer and the facts of the run."""
         past = None
         if self.history is not None:
-            past = PastPlan(self.history, self.dropped)
+            past = PastPlan(self.history, self.dropped, self.dead)
         return {
             "term": self.term,
             "history": past,

@@ -15,7 +15,7 @@ from node.epoch.leader.balance import Balance
 from node.epoch.leader.roster import Roster
 from node.epoch.leader.starting_point import LOST_S, StartingPoint
 from node.epoch.leader.takeover import Takeover
-from node.epoch.plan_context import GENESIS
+from node.epoch.plan_context import GENESIS, PastPlan
 from node.epoch.waiting import Lack, Wait
 from node.scheduler.placement import Move
 from node.scheduler.proven import NoWay
@@ -26,12 +26,13 @@ still come and go."""
 
 
 class Gathering:
-    """The wait of one leader, and its requests to peers that could end it."""
+    """The wait of one leader, and its requests to peers that could end it. ``past``: the plan that
+    it followed last."""
 
-    def __init__(self, facts: RunFacts) -> None:
+    def __init__(self, facts: RunFacts, past: PastPlan | None = None) -> None:
         self._facts = facts
         self.starting = StartingPoint(facts)
-        self.takeover = Takeover()
+        self.takeover = Takeover(past)
         self._balance = Balance(facts.stages, facts.waits.rebalance_every_s, facts.waits.download_s)
         self.waiting: Wait | None = Wait(Lack.SETTLING)
         """The reason why no epoch is planned; None when one is."""

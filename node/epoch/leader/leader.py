@@ -105,7 +105,7 @@ class Leader:
             late_s=facts.waits.late_s,
         )
         self.conduct = Conduct(conduct)
-        self.gathering = Gathering(facts)
+        self.gathering = Gathering(facts, history)
         self.voting = Voting(me)
         self.planning = Planning(
             me, facts, term=term, history=history, rules=rules or facts.make.read(""), cell=cell

@@ -15,6 +15,7 @@ from node.core.journey import Plan, Version
 from node.epoch.attempts.timing import AttemptTimes
 from node.epoch.leader.attempt import EpochAttempt
 from node.epoch.leader.roster import Roster
+from node.epoch.plan_context import PastPlan
 
 WORTH = 0.25
 """Work of an epoch that is done and stays, over the share of it that is given back, from which the
@@ -22,9 +23,11 @@ epoch is taken over. With less done it is planned anew: a smaller batch pays for
 
 
 class Takeover:
-    """The decision of one leader about the epoch of a plan that it did not make."""
+    """The decision of one leader about the epoch of a plan that it did not make. ``past``: the plan
+    that it followed last."""
 
-    def __init__(self) -> None:
+    def __init__(self, past: PastPlan | None = None) -> None:
+        self._past = past
         self._over = ""
         """Hash of the newest plan that this leader has made or taken over."""
 
@@ -42,7 +45,12 @@ class Takeover:
         me = roster.peers.leader
         if plan.leader == me:
             return None  # its rounds would have the numbers of those from when it led before
-        here = roster.peers.candidates
+        # The other members wait for nobody whom the leader before has found dead, although it may
+        # be awake again: its micro-batches would never come home.
+        dead = set[PeerId]()
+        if self._past is not None and self._past.plan.hash == plan.hash:
+            dead.update(self._past.dead)
+        here = {p: c for p, c in roster.peers.candidates.items() if p not in dead}
         # A member with an older term has not begun this epoch, and goes on without it.
         begun = {m.peer for m in plan.members if m.peer in here and here[m.peer].term >= plan.term}
         there = {p for p in begun if here[p].capacity.running.plan_hash == plan.hash}
