@@ -9,6 +9,7 @@ from node.core.errors import LocalFault
 from node.core.journey import Path
 from node.pipeline import events as ev
 from node.pipeline.events import Key, MicroBatchDone
+from node.pipeline.hops.changes import Changes
 from node.pipeline.hops.deadlines import Deadlines
 from node.pipeline.hops.driver import MachineDriver
 from node.pipeline.hops.planned import PlannedWork
@@ -21,9 +22,42 @@ BatchOf = Callable[[Path], Awaitable[Callable[[], tuple[Tensor, Tensor]]]]
 thread."""
 
 
+class LaunchWindow:
+    """Number of micro-batches that an origin has under way at once: ``most``, and fewer while its
+    first stage has no room for so many. Pure.
+
+    Room is shared with other origins, and nobody knows how much of it there will be. So the window
+    becomes one smaller for each micro-batch that all peers turned away, and one larger after as
+    many as it has were let in at once: the additive increase of congestion avoidance (Jacobson,
+    "Congestion avoidance and control", SIGCOMM 1988).
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = float(max(1, most))
+        self._width = self._most
+        self._turned = set[int]()
+
+    @property
+    def width(self) -> int:
+        """Micro-batches that may be under way, at least one."""
+        return int(self._width)
+
+    def turned_away(self, index: int) -> None:
+        """No peer of the first stage has room for this micro-batch now; it is offered again."""
+        if index not in self._turned:
+            self._turned.add(index)
+            self._width = max(1.0, self._width - 1.0)
+
+    def ended(self, index: int) -> None:
+        """This micro-batch is no longer under way."""
+        if index not in self._turned:
+            self._width = min(self._most, self._width + 1.0 / self._width)
+        self._turned.discard(index)
+
+
 class Origin:
-    """Micro-batches of an ends peer: at most ``in_flight`` are under way, and each is reported
-    exactly once."""
+    """Micro-batches of an ends peer: at most ``in_flight`` are under way, fewer where they would
+    wait for memory (:class:`LaunchWindow`), and each is reported exactly once."""
 
     def __init__(
         self,
@@ -41,6 +75,9 @@ class Origin:
         self._planned = planned
         self._deadlines = deadlines
         self._in_flight = in_flight
+        self.window = LaunchWindow(in_flight)
+        self._places = Changes()
+        """Signal that a micro-batch has ended."""
         self._results: dict[int, asyncio.Future[MicroBatchDone]] = {}
 
     async def run(
@@ -49,8 +86,8 @@ class Origin:
         batch_of: BatchOf,
         on_result: Callable[[MicroBatchDone], None],
     ) -> None:
-        """Send a micro-batch along every path, ``in_flight`` at a time; each is reported exactly
-        once.
+        """Send a micro-batch along every path, as many at a time as the window allows; each is
+        reported exactly once.
 
         ``batch_of`` waits until the text of a path is there, at most for the time of the path, and
         returns the function that makes (tokens, targets), int64 [B, T], on the device thread.
@@ -58,8 +95,9 @@ class Origin:
         cancelled, micro-batches under way are dropped without a report.
         """
         queue = iter(paths)
+        under_way = set[int]()
         walkers = [
-            self._host.tasks.spawn(self._walk(queue, batch_of, on_result), f"window {i}")
+            self._host.tasks.spawn(self._walk(queue, under_way, batch_of, on_result), f"window {i}")
             for i in range(max(1, self._in_flight))
         ]
         try:
@@ -71,11 +109,23 @@ class Origin:
     async def _walk(
         self,
         queue: Iterator[Path],
+        under_way: set[int],
         batch_of: BatchOf,
         on_result: Callable[[MicroBatchDone], None],
     ) -> None:
-        for path in queue:
-            on_result(await self._one(path, batch_of))
+        while True:
+            while len(under_way) >= self.window.width:
+                await self._places.event.wait()
+            path = next(queue, None)
+            if path is None:
+                return
+            under_way.add(path.index)
+            try:
+                on_result(await self._one(path, batch_of))
+            finally:
+                under_way.discard(path.index)
+                self.window.ended(path.index)
+                self._places.notify()
 
     async def _one(self, path: Path, batch_of: BatchOf) -> MicroBatchDone:
         clock = self._host.clock

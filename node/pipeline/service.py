@@ -336,6 +336,8 @@ class Pipeline:
             case ev.Send():
                 hops.sender.send(action)
             case ev.Later(key, way, seconds):
+                if way is Direction.FORWARD and key.position == 0:
+                    self.origin.window.turned_away(key.index)
                 hops.sender.later(key, way, seconds)
             case ev.Hold(key):
                 # The hop that sent the gradient must not give this hop up meanwhile.

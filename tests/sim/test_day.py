@@ -8,6 +8,7 @@ import pytest
 
 from node.core.ids import PeerId
 from node.pipeline.hops.planned import PlannedWork
+from node.pipeline.origin import LaunchWindow
 from node.sim.setup import LinkProfile, WorkTimes, toy_parts
 from node.sim.world.loop import ProcessLoop, VirtualTime
 from testbed.volunteers.day import LEAVE_S, DaySwarm, day_setup
@@ -32,16 +33,17 @@ def always(number: int, home: Home = NEAR, *stays: Stay) -> Volunteer:
     return Volunteer(PeerId(f"v-{number:05}"), home, stays or all_day)
 
 
-def first_epoch_s(seed: int) -> float:
-    """Seconds of the micro-batches of the first epoch of twelve volunteers that stay."""
+def first_epoch_s(seed: int, stash: int = 1024) -> float:
+    """Seconds of the micro-batches of the first epoch of twelve volunteers that stay. ``stash``:
+    micro-batches that fit into a peer's memory."""
     people = [
         replace(one, stays=always(0).stays)
         for one in volunteers(12, 3600.0, seed, unequal=day_setup().work.unequal)
     ]
-    swarm = DaySwarm(people, replace(day_setup(), micro_batches=96), seed)
+    swarm = DaySwarm(people, replace(day_setup(), micro_batches=96, stash=stash), seed)
     took = list[float]()
     swarm.committed = lambda facts: took.append(facts["run_s"])
-    while not took and swarm.world.now < 300.0:
+    while not took and swarm.world.now < 400.0:
         swarm.world.run(swarm.world.now + 20.0)
     return took[0]
 
@@ -146,3 +148,12 @@ def test_an_epoch_has_a_shorter_tail_by_slack_than_by_arrival(
     by_slack = first_epoch_s(seed)
     monkeypatch.setattr(PlannedWork, "turn", lambda *_: 0.0)
     assert by_slack < 0.98 * first_epoch_s(seed)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_an_epoch_takes_less_time_where_nothing_is_launched_that_waits_for_memory(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+):
+    by_room = first_epoch_s(seed, stash=6)
+    monkeypatch.setattr(LaunchWindow, "turned_away", lambda *_: None)
+    assert by_room < 0.95 * first_epoch_s(seed, stash=6)
