@@ -217,6 +217,24 @@ def test_an_unmeasured_peer_is_taken_to_be_as_fast_as_the_others() -> None:
     assert close(leader, plan, 3.0)[0].deadline_s == pytest.approx(MARGIN * 60.0, rel=0.1)
 
 
+def test_a_newcomer_has_the_margin_of_measured_work_where_most_are_measured() -> None:
+    """A stage takes 1.5 times as long as its products here, so the newcomer's does too."""
+    at_1 = Measured(10.0, 20.0, tera_s=10.0)
+    ends = Measured(5.0, 10.0, tera_s=10.0)
+    notes = [heard(E, costs=ends), heard(S2, costs=at_1), heard(S1, costs=TERA)]
+    leader, plan = begun(notes, **WORK)
+    deadlines = EpochDeadlines(facts(**WORK))
+    each = 1.5 * 20.0
+    assert deadlines.run(leader.roster, plan.paths) == pytest.approx(
+        MARGIN * (2 * each + 15.0 + 2 * each)
+    )
+    alone = [heard(E, costs=ends), heard(S2, costs=TERA), heard(S1, costs=TERA)]
+    leader, plan = begun(alone, **WORK)
+    assert deadlines.run(leader.roster, plan.paths) == pytest.approx(
+        FIRST * (2 * 20.0 + 15.0 + 2 * 20.0)
+    )
+
+
 def test_one_slow_claim_counts_for_a_multiple_of_the_usual_one() -> None:
     far = Measured(5.0, 10.0, tera_s=1.0, ways=((S2, LinkCost(1.0)),))
     notes = [heard(p, costs=far) for p in (E, S2, T1)]

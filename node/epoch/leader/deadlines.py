@@ -14,7 +14,7 @@ Measurements on these peers are preferred to estimates from operations; for a fi
 only estimates.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from statistics import median
 
@@ -94,23 +94,48 @@ class EpochDeadlines:
         """Seconds for these micro-batches. ``forecast_s``: the forecast of the router that laid the
         paths, 0 for unknown."""
         said = _believed(roster)
-        usual = _median(m.tera_s for m in said.values())  # for peers that do not know it
-        operations = self._sizes.operations
+        journeys = [
+            [(ENDS, path.origin), *((hop.stage, hop.peer) for hop in path.hops)] for path in paths
+        ]
+        seconds, known = self._of_visits({visit for visits in journeys for visit in visits}, said)
         busy: dict[PeerId, float] = {}
         longest = 0.0
-        known = True
-        for path in paths:
+        for visits in journeys:
             through = 0.0
-            for stage, peer in [(ENDS, path.origin), *((h.stage, h.peer) for h in path.hops)]:
-                measured = _measured(stage, said.get(peer, NOTHING))
-                known = known and measured > 0
-                reckoned = operations[stage] if stage < len(operations) else 0.0
-                seconds = measured or reckoned / TERA * (said.get(peer, NOTHING).tera_s or usual)
-                busy[peer] = busy.get(peer, 0.0) + seconds
-                through += seconds + 2 * _tensor_s(said.get(peer, NOTHING))
+            for stage, peer in visits:
+                took = seconds[stage, peer]
+                busy[peer] = busy.get(peer, 0.0) + took
+                through += took + 2 * _tensor_s(said.get(peer, NOTHING))
             longest = max(longest, through)
         expected = max(forecast_s, max(busy.values(), default=0.0) + longest)
         return max(self._waits.epoch_s, min((MARGIN if known else FIRST) * expected, MOST_S))
+
+    def _of_visits(
+        self, visits: Collection[tuple[int, PeerId]], said: Mapping[PeerId, Measured]
+    ) -> tuple[dict[tuple[int, PeerId], float], bool]:
+        """Seconds of a micro-batch at these (stage, peer); and whether they rest on measurements.
+
+        Where most were measured, the others are reckoned from operations and then stretched as the
+        measured ones are: a stage takes longer than its products. So one newcomer does not stretch
+        the time limit of all.
+        """
+        usual = _median(m.tera_s for m in said.values())  # for peers that do not know it
+        operations = self._sizes.operations
+        measured: dict[tuple[int, PeerId], float] = {}
+        reckoned: dict[tuple[int, PeerId], float] = {}
+        for stage, peer in visits:
+            costs = said.get(peer, NOTHING)
+            measured[stage, peer] = _measured(stage, costs)
+            work = operations[stage] if stage < len(operations) else 0.0
+            reckoned[stage, peer] = work / TERA * (costs.tera_s or usual)
+        sure = [visit for visit, took in measured.items() if took > 0]
+        stretch = _median(measured[v] / reckoned[v] for v in sure if reckoned[v] > 0)
+        enough = stretch > 0 and 2 * len(sure) > len(measured)
+        if not enough:
+            stretch = 1.0
+        seconds = {v: measured[v] or stretch * reckoned[v] for v in measured}
+        known = all(measured[v] > 0 or (enough and reckoned[v] > 0) for v in measured)
+        return seconds, known
 
     def round(self, roster: Roster, plan: Plan, attempt: int = 0) -> float:
         """Seconds for an attempt of the round that ends the epoch of a plan, at any stage."""
