@@ -118,7 +118,11 @@ class PipelineLimits:
         most=1 << 50,
     )
     in_flight: int = setting(
-        8, "Number of micro-batches that an ends peer keeps under way at once.", least=1, most=10000
+        8,
+        "Most micro-batches that an ends peer has under way at once; fewer where the peers of its "
+        "first stage have no room for so many.",
+        least=1,
+        most=10000,
     )
     text_bytes: int = setting(
         0,
