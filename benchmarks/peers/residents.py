@@ -14,6 +14,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import random
 import sys
 import time
@@ -437,9 +438,12 @@ async def _until(when: float) -> None:
 def main() -> None:
     """Run the share of this process."""
     logging.disable(logging.CRITICAL)  # walks of hivemind leave tasks behind at the end
-    print("ready", flush=True)
-    order = Order(**json.loads(sys.stdin.readline()))
-    print(json.dumps(asdict(uvloop.run(House(order).run()))), flush=True)
+    # A p2pd inherits the standard output, and what it says there would be in the middle of ours.
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w") as said:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        print("ready", file=said, flush=True)
+        order = Order(**json.loads(sys.stdin.readline()))
+        print(json.dumps(asdict(uvloop.run(House(order).run()))), file=said, flush=True)
 
 
 if __name__ == "__main__":
