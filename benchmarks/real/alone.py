@@ -1,7 +1,7 @@
 """Training runs in one process, beside which the swarm's run is judged.
 
-Such a run takes up to an hour. Its loss is kept under the cache of this user, so that a benchmark
-that was stopped goes on where it was; losses in :data:`RECORD` were kept on another machine.
+Such a run takes up to an hour. Its loss is kept in the cache of this user, so that an interrupted
+benchmark goes on with the other runs.
 """
 
 import hashlib
@@ -26,8 +26,6 @@ from node.manifest import Manifest, amended
 from node.model.device import Format, set_threads
 from testbed.reference.swarm import Reference
 
-RECORD = Path(__file__).with_name("alone.json")
-"""Runs that were kept on other machines; each says which, and the commit."""
 VERSION = 1
 """Raised when the plain run computes something else than before."""
 TOO_FAR = 3.0
@@ -54,8 +52,8 @@ def runs_of(
     manifest: Manifest, home: Path, kind: Format, factors: Sequence[float], seeds: Sequence[int]
 ) -> tuple[dict[Run, float], str]:
     """Held-out loss in nats of AdamW in one process for these factors of the manifest's rate and
-    these orders of the text, as :func:`compare` chooses; and what was left out. As many processes
-    at once as there are cores, each with one thread."""
+    these orders of the text, chosen by :func:`compare`, and its sentence about omitted runs. One
+    process with one thread for each core."""
     cores = len(os.sched_getaffinity(0))
     with ProcessPoolExecutor(cores, multiprocessing.get_context("spawn")) as pool:
 
@@ -105,20 +103,20 @@ def compare(
 
 def loss_of(manifest: Manifest, home: Path, kind: Format, rate: float, seed: int) -> float:
     """Held-out loss in nats after the manifest's epochs in one process, with this rate and this
-    order of the text; from what is kept where such a run is over."""
+    order of the text; from the cache after an earlier run."""
     changed = amended(manifest, {"optimizer.adam_lr": rate, "data.seed": seed})
     key = key_of(changed, kind)
     place = cache() / "alone" / f"{key}.json"
-    recorded = json.loads(RECORD.read_text()).get(key)
-    if recorded is None and place.is_file():
-        recorded = json.loads(place.read_text())
-    if recorded is None:
+    if not place.is_file():
         loss = _trained(changed, home, kind)
         date = time.strftime("%Y-%m-%d", time.gmtime())
-        recorded = asdict(Kept(rate, seed, loss, kind, commit(), machine(), date))
+        kept = Kept(rate, seed, loss, kind, commit(), machine(), date)
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(json.dumps(recorded))
-    kept = Kept(**recorded)
+        # A process that dies while it writes leaves no half of a record.
+        scratch = place.with_suffix(f".{os.getpid()}")
+        scratch.write_text(json.dumps(asdict(kept)))
+        scratch.rename(place)
+    kept = Kept(**json.loads(place.read_text()))
     where = f"at {kept.commit} on {kept.machine}, {kept.date}"
     print(f"rate {rate:.2g}, order {seed}: {kept.loss:.4f} {where}", file=sys.stderr, flush=True)
     return kept.loss

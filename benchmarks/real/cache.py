@@ -1,4 +1,4 @@
-"""The folder in which these benchmarks keep what is slow to have."""
+"""The cache of these benchmarks: models, books, training losses."""
 
 import os
 from pathlib import Path

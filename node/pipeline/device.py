@@ -28,8 +28,7 @@ with more of them, an urgent job would wait longer."""
 
 
 class Priority(IntEnum):
-    """Priorities of jobs: smaller ones go first, equal ones by their turn, and those of one turn in
-    order of arrival."""
+    """Priorities of jobs, the smallest first. Jobs of one priority go by turn, then by arrival."""
 
     TOKEN = -1
     """The next tokens of texts: short, and a person waits for them. They go before every other job,
@@ -67,8 +66,8 @@ class DeviceThread(Executor):
 
     It is also a ``concurrent.futures.Executor``, so the optimizer step can share it with
     ``loop.run_in_executor(device, fn)`` and never runs beside a forward. ``idle_s``: seconds
-    without a job since the start. With ``by_arrival``, all jobs but COMMIT and TOKEN run in the
-    order in which they arrive. Only the event loop's thread queues jobs and closes it. If a job
+    without a job since the start. ``by_arrival`` True puts all jobs but COMMIT and TOKEN in
+    order of arrival. Only the event loop's thread queues jobs and closes it. If a job
     raises, ``failed`` is called with the error on the thread of the job, before the waiter gets it.
 
     ``lanes``: the lanes of the device. If they copy concurrently, the thread issues a job that has

@@ -40,7 +40,6 @@ class DeviceJobs:
     def begin(self) -> None:
         """Begin a plan: the device's idle time before it does not count as waiting."""
         self._idle_seen = self._host.device.idle_s
-        self._planned.begin()
 
     async def compute(self, key: Key, way: Direction, keep: bool) -> None:
         """Compute one direction of a visit, and hand the machine the event. Without ``keep`` the

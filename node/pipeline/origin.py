@@ -86,8 +86,8 @@ class Origin:
         batch_of: BatchOf,
         on_result: Callable[[MicroBatchDone], None],
     ) -> None:
-        """Send a micro-batch along every path, as many at a time as the window allows; each is
-        reported exactly once.
+        """Send a micro-batch along every path, within the launch window. Each is reported exactly
+        once.
 
         ``batch_of`` waits until the text of a path is there, at most for the time of the path, and
         returns the function that makes (tokens, targets), int64 [B, T], on the device thread.

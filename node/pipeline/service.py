@@ -198,6 +198,7 @@ class Pipeline:
             hops.stash.divide(Counter(path.origin for path in plan.paths))
         hops.deadlines.begin(plan)
         self.jobs.begin()
+        hops.planned.begin()
         hops.notes.forget()
         hops.changes.notify()
 

@@ -1,6 +1,5 @@
 """Runs in one process beside which a swarm is judged: which are run, and what tells them apart."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -73,19 +72,3 @@ def test_a_run_is_not_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert loss_of(Manifest.default_demo(), tmp_path, "fp32", 0.001, 1) == 3.5
     assert loss_of(Manifest.default_demo(), tmp_path, "fp32", 0.001, 2) == 3.5
     assert len(trained) == 2
-
-
-def test_runs_on_record_are_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    given = Manifest.default_demo()
-    changed = amended(given, {"optimizer.adam_lr": 0.001, "data.seed": 1})
-    record = tmp_path / "record.json"
-    kept = alone.Kept(0.001, 1, 3.25, "fp32", "0" * 12, "a machine", "2026-01-01")
-    record.write_text(json.dumps({key_of(changed, "fp32"): vars(kept)}))
-    monkeypatch.setattr(alone, "RECORD", record)
-    assert loss_of(given, tmp_path, "fp32", 0.001, 1) == 3.25
-
-
-def test_the_record_can_be_read() -> None:
-    for kept in json.loads(alone.RECORD.read_text()).values():
-        assert alone.Kept(**kept).loss > 0

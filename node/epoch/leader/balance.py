@@ -158,8 +158,8 @@ class Balance:
         )
 
     def _choose(self, view: View, now: float, **limits: Any) -> list[Move]:
-        """The moves of :func:`~node.scheduler.placement.choose_moves` within ``limits``, whose
-        peers count as asked from now on."""
+        """Choose moves by :func:`~node.scheduler.placement.choose_moves` with ``limits`` as its
+        arguments, and note their peers as asked."""
         keep = {ENDS: ENDS_KEPT}
         moves = choose_moves(view, keep=keep, barred={ENDS: self._not_ends}, **limits)
         for move in moves:

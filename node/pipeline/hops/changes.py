@@ -1,4 +1,4 @@
-"""Signal to those who wait: there is another plan, more room in the stash, a free place."""
+"""Signal of a change: another plan, more room in the stash, the end of a micro-batch."""
 
 import asyncio
 

@@ -22,23 +22,22 @@ class PlannedWork:
         self._wave = 0.0
 
     def begin(self) -> None:
-        """Begin a plan: count the micro-batches of a wave, one for each peer of a stage."""
+        """Begin a plan: set the micro-batches of a wave, one for each peer of a visited stage."""
         plan = self._machine.plan
         self._wave = 0.0
         if plan is not None and plan.paths:
-            peers = {hop.peer for path in plan.paths for hop in path.journey}
-            self._wave = len(peers) / (len(plan.paths[0].hops) + 1)
+            working = sum(member.current for member in plan.members)
+            self._wave = working / (len(plan.paths[0].hops) + 1)
 
     def turn(self, key: Key, way: Direction) -> float:
-        """Turn of a job at its device, of which the smallest goes first: the number of the
-        micro-batch less a wave for each task that it still has before it.
+        """Rank of a job at its device, in micro-batches; the smallest goes first. 0 without a path.
 
-        That is the order of least slack, in which tasks are due when all micro-batches move on by
-        one task while a wave of them is launched. It leaves the least variance of the times for
-        which micro-batches are under way, and so the shortest tail of an epoch. Source: the
-        fluctuation smoothing policies of Lu, Ramaswamy and Kumar, "Efficient scheduling policies to
-        reduce mean and variance of cycle-time in semiconductor manufacturing plants" (IEEE
-        Transactions on Semiconductor Manufacturing 7(3), 1994), with a wave for the time of a task.
+        It is the number of the micro-batch less one wave for each of its remaining tasks, the job
+        included: the order of least slack, if every micro-batch moves on by one task while a wave
+        is launched. It keeps the variance of cycle times small, and so the tail of an epoch short.
+        Source: the fluctuation smoothing policies of Lu, Ramaswamy and Kumar, "Efficient scheduling
+        policies to reduce mean and variance of cycle-time in semiconductor manufacturing plants"
+        (IEEE Transactions on Semiconductor Manufacturing 7(3), 1994).
         """
         path = self._machine.paths.get(key.index)
         if path is None:
