@@ -23,7 +23,6 @@ PAIRS = 5
 ROUNDS = 60
 LEAST = 0.98
 SCHEDULES = 10_000
-SCHEDULES_S = 1200
 LARGEST = 1000
 REPLAYED = 1000
 RECORDED = {
@@ -89,10 +88,10 @@ def replays(report: Report) -> None:
 
 
 def simulator(report: Report) -> None:
-    """Rows 5 of the simulator."""
+    """Rows 5a: the simulator's schedules and planted bugs."""
     left = [name for name in GONE if (ROOT / "node" / "sim" / f"{name}.py").exists()]
     report.add(
-        "5 copies of services in node/sim", len(left), "files", ", ".join(left), "0", not left
+        "5a copies of services in node/sim", len(left), "files", ", ".join(left), "0", not left
     )
     command = ("benchmarks.simulator", "--schedules", str(SCHEDULES), "--sizes", "100,1000")
     done = _json(ROOT, "-m", *command, may_fail=True)
@@ -100,30 +99,30 @@ def simulator(report: Report) -> None:
     seconds = rows["schedules, wall"]["value"]
     count = rows["schedules"]["value"]
     report.add(
-        f"5 {count} schedules",
-        seconds,
-        "s",
-        rows["schedules"]["peer"],
-        f"at most {SCHEDULES_S}",
-        count >= SCHEDULES and seconds <= SCHEDULES_S,
+        "5a schedules",
+        count,
+        "schedules",
+        f"{rows['schedules']['peer']}; {seconds:.0f} s, {rows['schedules, wall']['peer']}",
+        f"at least {SCHEDULES}",
+        count >= SCHEDULES,
     )
     broken = rows["violations"]["value"]
-    report.add("5 schedules that broke an invariant", broken, "", "", "0", not broken)
+    report.add("5a schedules that broke an invariant", broken, "", "", "0", not broken)
     cost = rows[f"cost per epoch and peer at {LARGEST} peers"]
-    report.add(f"5 epoch of {LARGEST} peers, each", cost["value"], "ms", cost["peer"])
+    report.add(f"5a epoch of {LARGEST} peers, each", cost["value"], "ms", cost["peer"])
     caught = rows["planted bugs caught"]
-    report.add("5 planted bugs caught", caught["value"], *(caught[k] for k in FIELDS))
+    report.add("5a planted bugs caught", caught["value"], *(caught[k] for k in FIELDS))
 
 
 def beside(report: Report, base: Tree, commit: str) -> None:
-    """Rows 5."""
+    """Rows 5b: losses and speeds beside the tree of ``commit``."""
     was = Path(base.root)
     here = ROOT
     for tree in (was, here):
         compiled(tree)
     losses = [_losses(tree) for tree in (was, here)]
     report.add(
-        "5 reference losses",
+        "5b reference losses",
         "the same bits" if losses[0] == losses[1] else "other bits",
         "",
         f"{len(losses[0])} epochs, {commit} beside",
@@ -134,7 +133,7 @@ def beside(report: Report, base: Tree, commit: str) -> None:
     # New tests bring numbers of their own; one that was changed would be missing.
     untouched = curve == curve_now and not numbers - numbers_now
     report.add(
-        "5 golden curve and the tolerances of its tests",
+        "5b golden curve and the tolerances of its tests",
         "untouched" if untouched else "changed",
         "",
         f"beside {commit}",
@@ -157,14 +156,20 @@ def beside(report: Report, base: Tree, commit: str) -> None:
         ratios = sorted(new / old for old, new in pairs)
         low, ratio, high = quantiles(ratios)
         beside = f"{commit}; {len(ratios)} pairs, half of them {low:.3f} to {high:.3f}"
-        report.add(f"5 {name}", ratio, "x", beside, f"at least {LEAST}", ratio >= LEAST)
+        report.add(f"5b {name}", ratio, "x", beside, f"at least {LEAST}", ratio >= LEAST)
+
+
+def held(report: Report) -> None:
+    """Rows 5c: benchmarks with rows that must hold."""
     for name, *options in HOLDING:
         with contextlib.suppress(subprocess.CalledProcessError):
-            rows = _json(here, "-m", f"benchmarks.{name}", *options, may_fail=True)["results"]
+            rows = _json(ROOT, "-m", f"benchmarks.{name}", *options, may_fail=True)["results"]
             wrong = [r["name"] for r in rows if r["holds"] is False]
             asked = sum(r["holds"] is not None for r in rows)
+            said = f"{asked - len(wrong)} of {asked} rows hold"
+            print(f"benchmarks.{name}: {said}", file=sys.stderr, flush=True)
             report.add(
-                f"5 rows of benchmarks.{name} that hold",
+                f"5c rows of benchmarks.{name} that hold",
                 asked - len(wrong),
                 f"of {asked}",
                 "; ".join(wrong),
@@ -172,7 +177,7 @@ def beside(report: Report, base: Tree, commit: str) -> None:
                 not wrong and asked > 0,
             )
             continue
-        report.add(f"5 rows of benchmarks.{name} that hold", 0, "", "it failed", "all", False)
+        report.add(f"5c rows of benchmarks.{name} that hold", 0, "", "it failed", "all", False)
 
 
 def compiled(tree: Path) -> None:
