@@ -8,8 +8,8 @@ weights of cells, a day of volunteers, everything at once, plans of paths and th
     hivemind without its matchmaking, and beside gloo (four minutes)
 3   goodput while peers die: in virtual time (four minutes of one core), and of twelve daemons on
     slow lines (twelve minutes; --quick seven in all). Needs root for network namespaces
-4   churn: loss of a tuned run with deaths, with copies of optimizer state and without (eight
-    minutes of one core, --quick half a minute)
+4   churn: loss of a tuned run with deaths, with copies of optimizer state and without
+    (twelve minutes of one core, --quick one)
 5   liars: peers that send false tensors in a pipeline, epochs until they are out, honest peers that
     are banned, cost and loss (ten minutes, --quick two)
 6   helps: weights of cells by agreement, beside equal weights and held-out losses (three minutes
