@@ -830,7 +830,7 @@ def banner(
     lines = [
         title,
         *(_plain(label, value) for label, value in rows if value),
-        f"Watch it:                tutti monitor{home_flag}",
+        f"Watch it:                tutti{home_flag} monitor",
     ]
     if invite:
         lines.append(f"Invite another machine:  tutti join {invite}")

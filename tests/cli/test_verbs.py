@@ -240,7 +240,7 @@ def test_the_flags_of_a_background_start_reach_the_daemon(tutti, home, monkeypat
         launch, "in_background", lambda words, log, answers: asked.append(words) or 7
     )
     said = tutti(verb, "-d", "--listen", "127.0.0.1", "--max-up", "20Mbit").good()
-    assert f"tutti stop --home {home}" in said
+    assert f"tutti --home {home} stop" in said
     assert str(home / launch.LOG) in said
     ran = []
     monkeypatch.setattr(launching, "run_daemon", lambda ours, *_: ran.append(ours))

@@ -664,7 +664,7 @@ def test_the_banner_shows_the_next_commands():
         "/k   keep a backup",
         "home       /h",
         "1.2M parameters: 6 layers",
-        "tutti monitor --home /h",
+        "tutti --home /h monitor",
         "tutti2x",
         "/ip4/b",
     ):

@@ -151,7 +151,7 @@ def install(ours: NodeConfig, wanted: Wanted, *, now: bool) -> list[str]:
         lines.append(f"running  with the unit before; now:  systemctl --user restart {name}")
     else:
         lines.append(f"start    systemctl --user start {name}  , or at the next login")
-    lines.append(f"see      tutti service status{ours.home_flag} ,  tutti status{ours.home_flag}")
+    lines.append(f"see      tutti{ours.home_flag} service status ,  tutti{ours.home_flag} status")
     if wanted.confined:
         lines.append(
             f"writes   {ours.home} and nothing else of yours; for  tutti export DIR  install it "
@@ -171,7 +171,7 @@ def uninstall(ours: NodeConfig) -> list[str]:
     if not path.exists():
         raise UsageFault(
             f"there is no service of this home: {path} is missing",
-            f"install one with  tutti service install{ours.home_flag}",
+            f"install one with  tutti{ours.home_flag} service install",
         )
     systemd.call("disable", "--now", name)
     with writing(path, f"remove it:  rm {path}"):
@@ -214,7 +214,7 @@ class ServiceState:
     def lines(self, home_flag: str) -> list[str]:
         """Lines for people."""
         if self.active == "not-installed":
-            step = f"install it with  tutti service install{home_flag}"
+            step = f"install it with  tutti{home_flag} service install"
             return ["service  not installed", f"         {step}"]
         lines = [f"service  {self.unit}: {self.active}"]
         if self.active == "active":
@@ -290,7 +290,7 @@ def checked(ours: NodeConfig) -> tuple[str, str]:
     if found.active == "not-installed":
         return "none is installed; tutti service install  makes one", ""
     if found.missing:
-        step = f"tutti service install{ours.home_flag}  writes it anew, with its options"
+        step = f"tutti{ours.home_flag} service install  writes it anew, with its options"
         return f"{found.unit} starts {found.missing}, which is gone", step
     if not found.lingers:
         return f"{found.unit} ends when you log out", f"loginctl enable-linger {_user()}"

@@ -45,9 +45,9 @@ def launched(ours: NodeConfig, words: Sequence[str]) -> int:
     pid = in_background(words, log, answers)
     about = ours.home_flag
     print(f"started  pid {pid}, in the background")
-    print(f"log      {log}, or  tutti logs -f{about}")
-    print(f"see      tutti status{about} ,  tutti monitor{about}")
-    print(f"stop     tutti stop{about}")
+    print(f"log      {log}, or  tutti{about} logs -f")
+    print(f"see      tutti{about} status ,  tutti{about} monitor")
+    print(f"stop     tutti{about} stop")
     return ExitCode.OK
 
 
