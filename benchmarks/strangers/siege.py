@@ -7,6 +7,8 @@ counted from the same event files. The attack is all that differs.
 import contextlib
 import json
 import math
+import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -49,6 +51,8 @@ CALLBACK_S = 0.25
 GROWTH_MIB, LEFT_MIB = 128.0, 32.0
 EPOCHS = 0.9
 JOIN_S = 30.0
+HELLO_S = 2.0
+"""Seconds for a handshake with a server of this machine."""
 
 BLAMED = ("fault", "banned", "voted-twice", "peer-on-probation", "liar", "shares-unnamed")
 """Events that blame the peer that they name."""
@@ -118,15 +122,31 @@ class Attackers:
 
 def bulk_address(peer: Peer) -> str:
     """HOST:PORT of the gRPC server of a daemon, as a scan of ports would find it."""
-    metrics = int(peer.status().metrics_url.rpartition(":")[2].split("/")[0] or 0)
-    found = [
+    listening = [
         connection.laddr.port
         for connection in psutil.Process(peer.pid).net_connections("tcp")
-        if connection.status == psutil.CONN_LISTEN and connection.laddr.port != metrics
+        if connection.status == psutil.CONN_LISTEN
     ]
+    found = [port for port in listening if _speaks_http2(port)]
     if len(found) != 1:
-        raise RuntimeError(f"{peer.label} listens on {found}, one port was expected")
+        raise RuntimeError(f"{peer.label} speaks HTTP/2 at {found} of its ports {listening}")
     return f"127.0.0.1:{found[0]}"
+
+
+def _speaks_http2(port: int) -> bool:
+    """True if a server over TLS that speaks HTTP/2 listens on this port of loopback."""
+    anyone = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    anyone.check_hostname = False
+    anyone.verify_mode = ssl.CERT_NONE
+    anyone.set_alpn_protocols(["h2"])
+    try:
+        with (
+            socket.create_connection(("127.0.0.1", port), HELLO_S) as raw,
+            anyone.wrap_socket(raw) as line,
+        ):
+            return line.selected_alpn_protocol() == "h2"
+    except OSError:
+        return False
 
 
 # ------------------------------------------------------------ the swarm
