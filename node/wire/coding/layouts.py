@@ -38,7 +38,7 @@ ROOMY = 1 << 21
 def _step() -> int:
     """Numbers that one operation takes on a CPU, for this machine."""
     try:
-        second = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text()
+        second = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text(encoding="ascii")
         roomy = int(second.strip().removesuffix("K")) << 10 >= ROOMY
     except (OSError, ValueError):
         roomy = False
