@@ -24,6 +24,7 @@ from node.epoch.pace import (
     ACCUSE_EVERY_S,
     BEAT_AT_MOST_S,
     CALM_AFTER_S,
+    CALM_BEAT_S,
     HEARTBEAT_S,
     PROBE_TIMEOUT_S,
     REDIAL_MOST_S,
@@ -57,6 +58,9 @@ class LeaderContact:
         self._unanswered: tuple[PeerId, float] | None = None
         """Leader to which a heartbeat is on its way, and the time at which it was sent."""
         self.reply = LeaderReply()
+        self._reached: Newest[PeerId, tuple[int, float]] = Newest(PEERS_KEPT)
+        """By ends peer, calls that it answered since a leader last accepted a heartbeat, and the
+        time of the last one."""
 
     def asks(self, leader: PeerId, now: float) -> None:
         """A heartbeat is on its way to ``leader``."""
@@ -69,6 +73,19 @@ class LeaderContact:
     def accepted(self, leader: PeerId, version: Version) -> None:
         """``leader`` accepted a heartbeat with this version."""
         self.known = leader, version
+        self._reached.clear()
+
+    def reached(self, peer: PeerId, now: float) -> float:
+        """``peer`` answered a call, but no heartbeat. Returns the pause in seconds until the next
+        heartbeat to it: none after the first call, then twice as long after each, at most
+        :data:`CALM_BEAT_S`. A leader that lives may have no room for messages of strangers."""
+        calls, last = self._reached.get(peer, (0, now))
+        if now - last > CALM_AFTER_S:
+            calls = 0
+        self._reached[peer] = calls + 1, now
+        if not calls:
+            return 0.0
+        return min(CALM_BEAT_S, TICK_S * 2.0 ** min(calls - 1, 10))
 
     def replied(self, reply: LeaderReply) -> None:
         """A leader replied to a heartbeat."""
@@ -364,7 +381,9 @@ class Reporting:
         except (PeerFault, TimeoutError):
             await asyncio.sleep(HEARTBEAT_S)
         else:
-            kit.vitals.alive(peer, kit.clock.now())
+            now = kit.clock.now()
+            kit.vitals.alive(peer, now)
+            await asyncio.sleep(self.contact.reached(peer, now))
             election.forgive(peer)
             self.hurry()
         finally:
