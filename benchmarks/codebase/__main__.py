@@ -10,7 +10,7 @@ not have become worse with it.
 3  contracts of the imports, and the machines among them
 4  1,000 recorded schedules, and the demo with a kill, played again (half an hour)
 5  5a the simulator's schedules and planted bugs (twenty minutes to an hour); 5b speeds and losses
-   beside the earlier commit; 5c benchmarks with rows that must hold (an hour)
+   beside the earlier commit (forty minutes); 5c benchmarks with rows that must hold (two hours)
 7  mutants of the state machines (an hour)
 8  the time of `make test` on a fresh clone
 

@@ -277,7 +277,7 @@ def test_a_service_is_installed_seen_and_removed(tutti, home, ours, machine):
     assert str(home) in tutti("service", "uninstall").good()
     assert not file.exists()
     assert machine.calls()[-2:] == [f"disable --now {name}", "daemon-reload"]
-    refused(tutti("service", "uninstall"), 2, " service install")
+    refused(tutti("service", "uninstall"), 2, f"tutti --home {home} service install")
 
 
 def test_a_service_that_is_down_says_how_to_start_it_and_why_it_ended(tutti, ours, machine):

@@ -14,7 +14,6 @@ statistics are the same bits on every processor, and means are not. All little e
 
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -31,26 +30,10 @@ from node.wire.coding.formats import (
 PIECE = 1 << 17
 """Numbers that lie together in int4, a multiple of all blocks; a part of its wire format. Norms are
 summed over as many."""
-ROOMY = 1 << 21
-"""Bytes of second cache in which a ``PIECE`` stays with its codes and what is written from it."""
-
-
-def _step() -> int:
-    """Numbers that one operation takes on a CPU, for this machine."""
-    try:
-        second = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text(encoding="ascii")
-        roomy = int(second.strip().removesuffix("K")) << 10 >= ROOMY
-    except (OSError, ValueError):
-        roomy = False
-    threads = torch.get_num_threads()
-    return PIECE * (min(threads, 4) if roomy else 4)
-
-
-STEP = _step()
+STEP = 4 * PIECE
 """Numbers that one operation takes on a CPU, a multiple of ``PIECE``: 2 MiB, which stay in the
 third cache. A format of blocks needs a dozen operations; to start them costs more than what less
-memory saves, except where a ``PIECE`` for each thread stays in the second cache. torch divides an
-operation among cores by 32 Ki numbers."""
+memory saves. torch divides an operation among cores by 32 Ki numbers."""
 Writer = Callable[[int, Tensor], None]
 """(first number, numbers): writes a ``STEP`` from a multiple of it on, or the shorter rest at the
 end."""
