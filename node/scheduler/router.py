@@ -19,6 +19,7 @@ from node.core.errors import UsageFault
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Path
 from node.scheduler.costs import Costs
+from node.scheduler.evening import evened
 from node.scheduler.planning.dealing import StageSet, deal
 from node.scheduler.planning.estimate import INFINITE, Estimator
 from node.scheduler.planning.first import insertion
@@ -248,8 +249,8 @@ class Router:
     def _best(
         self, problem: PathProblem, task: PathTask, options: list[tuple[Routes, str]], planned: bool
     ) -> tuple[Routes, str, float]:
-        """The option with the least price, made of makespan and debts. If the paths are laid in
-        turns, only debts count, so that measurements do not matter."""
+        """The option with the least price, made of makespan and debts, with even shares. If the
+        paths are laid in turns, only debts count, so that measurements do not matter."""
         if problem.total * problem.length > COMPARED:
             routes, how = next(
                 (r, how)
@@ -266,7 +267,12 @@ class Router:
             priced.append((makespan * (1 + debt) if planned else debt, makespan, routes, how))
         for _, makespan, routes, how in sorted(priced, key=itemgetter(0)):
             if broken(problem, routes, debts=False) is None:
-                return routes, how, makespan if makespan < INFINITE else 0.0
+                if makespan == INFINITE:
+                    return routes, how, 0.0
+                if planned:
+                    plays = COMPARED // (problem.total * problem.length)
+                    routes, makespan = evened(problem, routes, makespan, plays)
+                return routes, how, makespan
         raise RuntimeError("turns break a rule")
 
     def job(self, laid: Laid, costs: Costs) -> SearchJob | None:
