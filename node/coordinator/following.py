@@ -30,32 +30,51 @@ CARRIED_OUT_S = 5.0
 """Seconds that a stopping peer gives to a message that is being carried out."""
 
 
-class ResultReports:
-    """Reports of the micro-batches of one plan that end at this peer. Results that come while a
-    report is on its way travel in the next one. ``tell(results)`` sends one; ``spawn`` begins a
-    task."""
+class PlanReports:
+    """Reports of this peer about one plan to its leader: the micro-batches that end here, and its
+    last word on a round. Results that come while a report is on its way travel in the next one.
+    Reports that the leader could not be told travel once it answers again.
+
+    ``tell(note)`` sends a note, and returns False if the leader could not be told; ``spawn`` begins
+    a task.
+    """
 
     def __init__(
         self,
-        tell: Callable[[tuple[MicroBatchDone, ...]], Awaitable[bool]],
+        plan: Plan,
+        tell: Callable[[pb.Note], Awaitable[bool]],
         spawn: Callable[[Coroutine[Any, Any, None], str], object],
     ) -> None:
+        self.plan = plan
         self._tell = tell
         self._spawn = spawn
         self._results: list[MicroBatchDone] = []
         self._told = 0
         """Number of results that were sent."""
         self._telling = False
+        self._unheard: pb.Note | None = None
+        """The last word, if the leader could not be told."""
 
     def add(self, result: MicroBatchDone) -> None:
         """A micro-batch has ended."""
         self._results.append(result)
         self._go_on()
 
+    def says(self, note: pb.Note) -> None:
+        """Tell the leader this word on a round."""
+        self._unheard = None
+        self._spawn(self._say(note), note.WhichOneof("say") or "word")
+
     def again(self) -> None:
         """Report all results once more: somebody else is to hear them."""
         self._told = 0
         self._go_on()
+
+    def answers(self) -> None:
+        """The leader answers: tell it all that it could not be told."""
+        self._go_on()
+        if self._unheard is not None:
+            self.says(self._unheard)
 
     def _go_on(self) -> None:
         if not self._telling and self._told < len(self._results):
@@ -65,11 +84,17 @@ class ResultReports:
     async def _report(self) -> None:
         try:
             while batch := tuple(self._results[self._told : self._told + RESULTS]):
+                before = self._told
                 self._told += len(batch)  # before the call, in which it may be set back
-                if not await self._tell(batch):
+                if not await self._tell(notes.finished_note(self.plan, batch)):
+                    self._told = min(self._told, before)
                     return
         finally:
             self._telling = False
+
+    async def _say(self, note: pb.Note) -> None:
+        if not await self._tell(note):
+            self._unheard = note
 
 
 class Turns(asyncio.Lock):
@@ -82,8 +107,9 @@ class Turns(asyncio.Lock):
 class PeerPort(Protocol):
     """The rest of this peer: :class:`node.coordinator.service.Training`."""
 
-    async def tell_leader(self, plan: Plan, note: pb.Note) -> None:
-        """Send a note that the leader of this plan must hear."""
+    async def tell_leader(self, plan: Plan, note: pb.Note) -> bool:
+        """Send a note that the leader of this plan must hear. Return False if it does not
+        answer."""
         ...
 
     def accuse(self, peer: PeerId) -> None:
@@ -137,8 +163,8 @@ class Following:
         self._turns = Turns()
         self._epoch_tasks = Tasks("training", kit.on_error)
         self._hearing = Tasks("training", kit.on_error)
-        self._reports: tuple[Plan, ResultReports] | None = None
-        """The newest plan with micro-batches that begin here, and their reports."""
+        self._reports: PlanReports | None = None
+        """The reports about the newest plan."""
         self.moved = kit.clock.now()
         """Time of the last event, in seconds of the clock."""
         self.finished = asyncio.Event()
@@ -170,6 +196,13 @@ class Following:
         if m.plan is plan and m.leader is not None:
             return m.leader
         return plan.leader
+
+    def answered(self, leader: PeerId) -> None:
+        """``leader`` has accepted a heartbeat: it may have missed reports on its epoch."""
+        plan = self.member.plan
+        reports = self._reports
+        if reports is not None and reports.plan is plan and self.leader_of(plan) == leader:
+            reports.answers()
 
     # ----------------------------------------------------------- the end
 
@@ -273,7 +306,6 @@ class Following:
         return reason
 
     async def _act(self, action: Any) -> Any:
-        tasks = self._kit.tasks
         match action:
             case ev.Settle(epoch):
                 await self._kit.work.settle(epoch, self.member.plan)
@@ -287,8 +319,7 @@ class Following:
                 self._port.entered(plan)
             case ev.ReportAgain(plan):
                 self._port.leader_changed()
-                if self._reports is not None and self._reports[0] is plan:
-                    self._reports[1].again()
+                self._reports_on(plan).again()
             case ev.StartRound(plan, r, listener):
                 self._epoch_tasks.spawn(self._end(plan, r, listener), "round")
             case ev.AdoptParts(plan, ended):
@@ -298,12 +329,11 @@ class Following:
             case ev.TellCommitted(plan):
                 note = notes.committed_note(action, self._kit.work.speed(), self._vote(action))
                 self._port.commits(plan, note)
-                tasks.spawn(self._port.tell_leader(plan, note), "committed")
+                self._reports_on(plan).says(note)
             case ev.TellIncomplete(plan, ended):
                 for peer in ended.failed:
                     self._port.accuse(peer)
-                note = notes.incomplete_note(action)
-                tasks.spawn(self._port.tell_leader(plan, note), "incomplete")
+                self._reports_on(plan).says(notes.incomplete_note(action))
             case ev.Finish(plan):
                 await self._finish(plan)
         return None
@@ -319,8 +349,7 @@ class Following:
             self._port.keep_change(rules)
         await self._kit.work.begin(plan, behind is not None)
         if self._kit.stage == ENDS and behind is None and plan.paths:
-            reports = self._reported(plan)
-            self._reports = plan, reports
+            reports = self._reports_on(plan)
             self._epoch_tasks.spawn(self._kit.work.run(plan, reports.add), "run")
 
     async def _finish(self, plan: Plan) -> None:
@@ -358,16 +387,18 @@ class Following:
             ended = await self._kit.work.average(plan, r, listener)
         await self.happens(ended)
 
-    def _reported(self, plan: Plan) -> ResultReports:
-        """Reports of the plan's results to its leader, while the plan is in force."""
+    def _reports_on(self, plan: Plan) -> PlanReports:
+        """This peer's reports about a plan."""
+        if self._reports is not None and self._reports.plan is plan:
+            return self._reports
 
-        async def tell(results: tuple[MicroBatchDone, ...]) -> bool:
-            if self.member.plan is not plan:
+        async def tell(note: pb.Note) -> bool:
+            if note.WhichOneof("say") == "finished" and self.member.plan is not plan:
                 return False
-            await self._port.tell_leader(plan, notes.finished_note(plan, results))
-            return True
+            return await self._port.tell_leader(plan, note)
 
-        return ResultReports(tell, self._kit.tasks.spawn)
+        self._reports = PlanReports(plan, tell, self._kit.tasks.spawn)
+        return self._reports
 
     def _vote(self, action: ev.TellCommitted) -> bytes:
         """This peer's signature under the committed version; empty if it has voted otherwise."""

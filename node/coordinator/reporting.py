@@ -286,6 +286,7 @@ class Reporting:
             return False
         election.answered(leader, clock.now())
         self.contact.accepted(leader, heard.at)
+        self._following.answered(leader)
         return True
 
     def version_changed(self) -> None:
@@ -301,9 +302,9 @@ class Reporting:
 
     # ----------------------------------------------------------- other messages
 
-    async def tell_leader(self, plan: Plan, note: pb.Note) -> None:
+    async def tell_leader(self, plan: Plan, note: pb.Note) -> bool:
         """Send a note that the leader of this plan must hear, the one that made it or that took it
-        over. It is given up if the leader does not answer, or no longer leads by this peer's
+        over. Return False if it was not told: it does not answer, or no longer leads by this peer's
         knowledge."""
         candidacy = self._candidacy
         for _ in range(TELL_TRIES):
@@ -311,15 +312,16 @@ class Reporting:
             async with self._order.setdefault(leader, asyncio.Lock()):
                 if leader == self._kit.me:
                     self._leading.hear_own(note)
-                    return
+                    return True
                 if candidacy.election.is_silent(leader, self._kit.clock.now()):
-                    return
+                    return False
                 with contextlib.suppress(PeerFault):
                     await self._send(leader, note)
-                    return
+                    return True
             if candidacy.leader_id() != leader:
-                return
+                return False
             await asyncio.sleep(TICK_S)
+        return False
 
     def accuse(self, peer: PeerId) -> None:
         """An engine could not get an answer from ``peer``: let the leader find out whether it is

@@ -522,9 +522,10 @@ class Training(rpc.TrainingServicer):
         """This peer follows another leader than before: its record names the leader."""
         self.kit.callbacks.on_lead()
 
-    async def tell_leader(self, plan: Plan, note: pb.Note) -> None:
-        """Send a note that the leader of this plan must hear."""
-        await self.reporting.tell_leader(plan, note)
+    async def tell_leader(self, plan: Plan, note: pb.Note) -> bool:
+        """Send a note that the leader of this plan must hear. Return False if it does not
+        answer."""
+        return await self.reporting.tell_leader(plan, note)
 
     def version_changed(self) -> None:
         """Another version is in place than the leader knows: report it at once."""

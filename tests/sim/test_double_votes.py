@@ -36,10 +36,10 @@ def votes_twice(peer: SimPeer) -> None:
     training = peer.training
     true = training.tell_leader
 
-    async def tell(plan: Any, note: Any) -> None:
-        await true(plan, note)
+    async def tell(plan: Any, note: Any) -> bool:
+        heard = await true(plan, note)
         if note.WhichOneof("say") != "committed" or plan.epoch < 4:
-            return
+            return heard
         other = "f" * 64
         attempt = note.committed.attempt
         voted = training.leader is None and _vote(training, plan, attempt, other)
@@ -49,6 +49,7 @@ def votes_twice(peer: SimPeer) -> None:
             await training.messenger.send(plan.leader, note, 2.0)
         except PeerFault:
             await asyncio.sleep(0)
+        return heard
 
     setattr(training, "tell_leader", tell)  # noqa: B010 - a liar is planted
 

@@ -133,8 +133,9 @@ async def test_results_are_read_by_a_leader_only_and_as_many_as_an_epoch_has() -
 async def test_many_results_travel_in_several_messages() -> None:
     told = list[int]()
 
-    async def tell(to: Plan, note: pb.Note) -> None:
+    async def tell(to: Plan, note: pb.Note) -> bool:
         told.append(len(note.finished.results))
+        return True
 
     made = plan()
     spawned = list[asyncio.Task[None]]()
@@ -145,7 +146,8 @@ async def test_many_results_travel_in_several_messages() -> None:
     driver: Any = object.__new__(Following)
     kit = SimpleNamespace(tasks=tasks)
     driver.__dict__ |= {"_port": SimpleNamespace(tell_leader=tell), "_kit": kit, "member": member}
-    reports = driver._reported(made)
+    driver.__dict__["_reports"] = None
+    reports = driver._reports_on(made)
     for i in range(2 * RESULTS + 1):
         reports.add(MicroBatchDone(i, True, 1.0, 8))
     await asyncio.gather(*spawned)

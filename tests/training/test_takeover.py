@@ -8,7 +8,7 @@ import pytest
 
 from node.consensus.admission import OTHER_LEADER, undoes
 from node.coordinator import notes
-from node.coordinator.following import ResultReports
+from node.coordinator.following import PlanReports
 from node.core.ids import PeerId
 from node.core.journey import Plan
 from node.epoch import events as ev
@@ -270,25 +270,63 @@ def test_the_next_plan_has_its_own_leader_again() -> None:
     assert member.leader == LEADER
 
 
-async def test_a_new_leader_hears_all_results_also_those_that_the_former_one_heard() -> None:
-    heard_now: list[int] = []
-    tasks: list[asyncio.Task[None]] = []
+class Heard:
+    """A leader that hears reports, or does not answer."""
 
-    async def tell(results: tuple[MicroBatchDone, ...]) -> bool:
-        heard_now.extend(r.index for r in results)
+    def __init__(self) -> None:
+        self.answers = True
+        self.results: list[int] = []
+        self.words: list[str] = []
+        self._tasks: list[asyncio.Task[None]] = []
+        self.reports = PlanReports(plan_from(GENESIS, 3), self._tell, self._spawn)
+
+    async def _tell(self, note: pb.Note) -> bool:
+        await asyncio.sleep(0)
+        if not self.answers:
+            return False
+        if note.WhichOneof("say") == "finished":
+            self.results.extend(r.index for r in note.finished.results)
+        else:
+            self.words.append(note.committed.digest)
         return True
 
-    def spawn(work: Any, name: str) -> None:
-        tasks.append(asyncio.get_running_loop().create_task(work))
+    def _spawn(self, work: Any, name: str) -> None:
+        self._tasks.append(asyncio.get_running_loop().create_task(work))
 
-    reports = ResultReports(tell, spawn)
+    async def told(self) -> None:
+        """Wait until all that is under way has ended."""
+        await asyncio.gather(*self._tasks)
+
+
+async def test_a_new_leader_hears_all_results_also_those_that_the_former_one_heard() -> None:
+    heard = Heard()
     for index in range(3):
-        reports.add(MicroBatchDone(index, True, 1.0, 8))
-    await asyncio.gather(*tasks)
-    assert heard_now == [0, 1, 2]
-    reports.again()
-    await asyncio.gather(*tasks)
-    assert heard_now == [0, 1, 2, 0, 1, 2]
+        heard.reports.add(MicroBatchDone(index, True, 1.0, 8))
+    await heard.told()
+    assert heard.results == [0, 1, 2]
+    heard.reports.again()
+    await heard.told()
+    assert heard.results == [0, 1, 2, 0, 1, 2]
+
+
+async def test_a_leader_that_was_out_of_reach_hears_what_it_missed() -> None:
+    heard = Heard()
+    heard.reports.add(MicroBatchDone(0, True, 1.0, 8))
+    await heard.told()
+    heard.answers = False
+    heard.reports.add(MicroBatchDone(1, True, 1.0, 8))
+    heard.reports.says(pb.Note(committed=pb.CommittedNote(digest="first")))
+    await heard.told()
+    heard.reports.says(pb.Note(committed=pb.CommittedNote(digest="second")))
+    await heard.told()
+    assert (heard.results, heard.words) == ([0], [])
+    heard.answers = True
+    heard.reports.answers()
+    await heard.told()
+    assert (heard.results, heard.words) == ([0, 1], ["second"])
+    heard.reports.answers()
+    await heard.told()
+    assert (heard.results, heard.words) == ([0, 1], ["second"]), "each is told once"
 
 
 async def test_after_a_takeover_no_leader_is_trusted_without_support(rig: Any) -> None:
