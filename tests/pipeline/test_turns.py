@@ -51,7 +51,7 @@ def test_a_task_comes_a_wave_after_the_one_before(planned: PlannedWork):
     assert [after - before for before, after in pairwise(turns)] == pytest.approx(
         [WAVE] * (2 * LAST)
     )
-    assert turns[-1] == 5
+    assert turns[0] == 5
 
 
 def test_the_older_of_two_micro_batches_goes_first_at_the_same_task(planned: PlannedWork):
@@ -72,3 +72,13 @@ def test_a_new_forward_goes_before_the_backward_of_a_much_younger_micro_batch():
 @pytest.mark.parametrize("plan", [None, make_plan(0, REPLICAS)])
 def test_work_without_a_path_has_the_turn_of_any_other(plan: Plan | None):
     assert work_of(plan).turn(Key(3, 7, 1), Direction.FORWARD) == 0.0
+
+
+def test_jobs_of_an_earlier_plan_go_before_those_of_a_later_one():
+    planned = work_of(make_plan(8, REPLICAS))
+    earlier = [turn for index in range(8) for turn in tasks(planned, index)]
+    for _ in range(3):
+        planned.begin()
+        later = [turn for index in range(8) for turn in tasks(planned, index)]
+        assert max(earlier) < min(later)
+        earlier = later

@@ -20,32 +20,43 @@ class PlannedWork:
         self.shape = shape
         self._math = math
         self._wave = 0.0
+        self._first = 0.0
+        """The smallest rank of a job of the plan in force."""
+        self._ranks = 0.0
+        """Ranks of that plan's jobs."""
 
     def begin(self) -> None:
-        """Begin a plan: set the micro-batches of a wave, one for each peer of a visited stage."""
+        """Begin a plan: set the micro-batches of a wave, one for each peer of a visited stage. Jobs
+        of earlier plans that still wait go before its own: nobody needs their results, and they
+        keep their tensors until they have been called."""
         plan = self._machine.plan
+        self._first += self._ranks
         self._wave = 0.0
+        self._ranks = 0.0
         if plan is not None and plan.paths:
             working = sum(member.current for member in plan.members)
-            self._wave = working / (len(plan.paths[0].hops) + 1)
+            tasks = 2 * (len(plan.paths[0].hops) + 1)
+            self._wave = 2 * working / tasks
+            self._ranks = 1 + max(path.index for path in plan.paths) + self._wave * tasks
 
     def turn(self, key: Key, way: Direction) -> float:
-        """Rank of a job at its device, in micro-batches; the smallest goes first. 0 without a path.
+        """Rank of a job at its device, in micro-batches; the smallest goes first. A job without a
+        path is the first of its plan.
 
-        It is the number of the micro-batch less one wave for each of its remaining tasks, the job
-        included: the order of least slack, if every micro-batch moves on by one task while a wave
-        is launched. It keeps the variance of cycle times small, and so the tail of an epoch short.
-        Source: the fluctuation smoothing policies of Lu, Ramaswamy and Kumar, "Efficient scheduling
-        policies to reduce mean and variance of cycle-time in semiconductor manufacturing plants"
-        (IEEE Transactions on Semiconductor Manufacturing 7(3), 1994).
+        It is the number of the micro-batch and one wave for each of its tasks before this job: the
+        order of least slack, if every micro-batch moves on by one task while a wave is launched. It
+        keeps the variance of cycle times small, and so the tail of an epoch short. Source: the
+        fluctuation smoothing policies of Lu, Ramaswamy and Kumar, "Efficient scheduling policies to
+        reduce mean and variance of cycle-time in semiconductor manufacturing plants" (IEEE
+        Transactions on Semiconductor Manufacturing 7(3), 1994).
         """
         path = self._machine.paths.get(key.index)
         if path is None:
-            return 0.0
-        left = key.position
-        if way is Direction.FORWARD:
-            left = 2 * (len(path.hops) + 1) - key.position
-        return key.index - self._wave * left
+            return self._first
+        done = key.position
+        if way is Direction.BACKWARD:
+            done = 2 * (len(path.hops) + 1) - key.position
+        return self._first + key.index + self._wave * done
 
     def shape_of(self, index: int) -> tuple[int, ...]:
         """(B, T, D) of a planned micro-batch."""
