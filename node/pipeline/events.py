@@ -315,9 +315,11 @@ class Send(OneWay):
 
 @dataclass(frozen=True, slots=True)
 class Later(OneWay):
-    """Come back with :class:`Retry` after ``seconds``."""
+    """Come back with :class:`Retry` after ``seconds``. ``full``: all peers that might take the
+    tensor have no room."""
 
     seconds: float
+    full: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -601,7 +601,7 @@ class PipelineMachine:
                 there.peer, able, self.suspects, now, self._loads.done_s, heir
             )
             if isinstance(choice, RoutePause):
-                return [*left_out, Later(key, way, choice.seconds)]
+                return [*left_out, Later(key, way, choice.seconds, choice.full)]
             if choice is not None:
                 leg.target = choice
                 if choice not in (there.peer, heir):

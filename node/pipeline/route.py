@@ -175,9 +175,11 @@ def misfit(
 
 @dataclass(frozen=True, slots=True)
 class RoutePause:
-    """Every peer that might take the tensor was asked; ask again after ``seconds``."""
+    """Every peer that might take the tensor was asked; ask again after ``seconds``. ``full``: none
+    of them failed, so all have no room."""
 
     seconds: float
+    full: bool
 
 
 @dataclass(slots=True)
@@ -213,6 +215,8 @@ class Delivery:
     failures: dict[PeerId, int] = field(default_factory=dict)
     refused: set[PeerId] = field(default_factory=set)
     asked: set[PeerId] = field(default_factory=set)
+    full: bool = True
+    """No peer has failed since all were asked last."""
     pauses: int = 0
     patient: bool = False
     """The peer chosen last is to be waited for when it has no room: all others were asked, or there
@@ -225,6 +229,7 @@ class Delivery:
             self.refused.add(peer)
         elif trouble is Trouble.FAILED:
             self.failures[peer] = self.failures.get(peer, 0) + 1
+            self.full = False
 
     def choose(
         self,
@@ -263,4 +268,6 @@ class Delivery:
         self.asked.clear()
         seconds = min(PAUSE_S[0] * 2**self.pauses, PAUSE_S[1])
         self.pauses = min(self.pauses + 1, 16)
-        return RoutePause(seconds)
+        full = self.full
+        self.full = True
+        return RoutePause(seconds, full)

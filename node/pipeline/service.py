@@ -336,8 +336,8 @@ class Pipeline:
                 self.host.tasks.spawn(self.jobs.compute(key, way, keep), "compute")
             case ev.Send():
                 hops.sender.send(action)
-            case ev.Later(key, way, seconds):
-                if way is Direction.FORWARD and key.position == 0:
+            case ev.Later(key, way, seconds, full):
+                if full and way is Direction.FORWARD and key.position == 0:
                     self.origin.window.turned_away(key.index)
                 hops.sender.later(key, way, seconds)
             case ev.Hold(key):

@@ -28,6 +28,17 @@ def test_the_planned_peer_first_then_the_others_then_a_pause():
     assert delivery.choose(B, (A, B, C), suspects, 0.0) == B
 
 
+def test_peers_have_no_room_only_if_none_of_them_failed():
+    delivery = Delivery(0)
+    pauses = []
+    for trouble in (Trouble.FAILED, Trouble.BUSY):
+        for peer in (A, B):
+            assert delivery.choose(peer, (A, B), Suspects(), 0.0) in (A, B)
+            delivery.turned(peer, trouble if peer == A else Trouble.BUSY)
+        pauses.append(delivery.choose(A, (A, B), Suspects(), 0.0))
+    assert [pause.full for pause in pauses] == [False, True]
+
+
 def test_a_suspect_is_asked_last_until_it_is_heard_of():
     suspects = Suspects()
     suspects.add(A, 0.0)

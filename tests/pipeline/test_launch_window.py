@@ -4,6 +4,8 @@ import asyncio
 
 import pytest
 
+from node.pipeline import events as ev
+from node.pipeline.events import Direction, Key
 from node.pipeline.origin import LaunchWindow
 
 
@@ -61,3 +63,14 @@ async def test_no_more_are_under_way_than_the_window_allows(make_swarm, limit):
     watch.cancel()
     assert most == limit
     assert [r.counted for r in swarm.results] == [True] * 9
+
+
+async def test_only_peers_without_room_make_a_window_smaller(make_swarm):
+    swarm = make_swarm()
+    await swarm.fill(replicas=2)
+    pipeline = swarm.pipelines["s0a"]
+    whole = pipeline.origin.window.width
+    for index, full in enumerate((False, True)):
+        key = Key(swarm.adopt(swarm.plan(2)).epoch, index, 0)
+        pipeline._carry_out(ev.Later(key, Direction.FORWARD, 0.01, full))
+        assert pipeline.origin.window.width == whole - full

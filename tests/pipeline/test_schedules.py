@@ -151,7 +151,7 @@ class World:
                     self.later(me, ev.Broken(key, way, "broken", self.chance(0.5)))
                 else:
                     self.later(me, ev.Computed(key, way))
-            case ev.Later(key, way, _):
+            case ev.Later(key, way, _, _):
                 self.attempts[plan, me, key, way] += 1
                 self.pauses[plan, me, key, way] += 1
                 if self.pauses[plan, me, key, way] > PATIENCE:

@@ -265,11 +265,11 @@ def test_each_replica_is_asked_then_all_again_after_a_pause() -> None:
     scene = forwarded()
     retry = ev.Retry(HERE, FORWARD)
     assert scene.turned(S3B, Trouble.BUSY) == [send(scene, FORWARD, 3, s3=S3A)]
-    assert scene.turned(S3A, Trouble.BUSY) == [ev.Later(HERE, FORWARD, PAUSE_S[0])]
+    assert scene.turned(S3A, Trouble.BUSY) == [ev.Later(HERE, FORWARD, PAUSE_S[0], full=True)]
     assert scene.tell(retry) == [send(scene, FORWARD, 3, s3=S3A, patient=True)]
     assert scene.tell(retry) == [], "it is under way"
     assert scene.turned(S3A, Trouble.BUSY) == [send(scene, FORWARD, 3, patient=True)]
-    assert scene.turned(S3B, Trouble.BUSY) == [ev.Later(HERE, FORWARD, 2 * PAUSE_S[0])]
+    assert scene.turned(S3B, Trouble.BUSY) == [ev.Later(HERE, FORWARD, 2 * PAUSE_S[0], full=True)]
 
 
 def test_a_pause_is_never_longer_than_the_longest() -> None:
