@@ -216,7 +216,7 @@ class OperatorService(SnapshotBuilder, DaemonWindow):
         if d.availability.paused is not None:
             text = f"stays {paused_words(d.availability.reason)}"
         else:
-            text = "goes on: it takes its stage back; see  tutti status"
+            text = "goes on: it takes a stage again; see  tutti status"
         return pasteable(text, d.config.home_flag)
 
     # ----------------------------------------------------------- the model

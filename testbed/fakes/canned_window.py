@@ -92,7 +92,7 @@ class CannedWindow:
         if self.paused is None:
             raise Refused("this daemon is not paused", "see what it does with  tutti status")
         self.paused = None
-        return "goes on: it takes its stage back; see  tutti status"
+        return "goes on: it takes a stage again; see  tutti status"
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Piece]:
         if request.leave_out.stages:

@@ -77,7 +77,7 @@ def test_one_of_three_pauses_and_comes_back(box) -> None:
     done = box.tutti("resume", home=pauses.label)
     assert (done.returncode, without_home(done.stdout)) == (
         0,
-        "goes on: it takes its stage back; see  tutti status\n",
+        "goes on: it takes a stage again; see  tutti status\n",
     )
     box.until_training(pauses)
     box.wait("all in one plan again", lambda: members(ends) == 3, must_run=tuple(peers))

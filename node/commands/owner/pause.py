@@ -14,8 +14,8 @@ from node.commands.line.usage import argument, command, flag, option
 @option("--reason", default="", help="A word for this machine's people.")
 @flag("--now", help="Do not finish the epoch under way; others do its part again.")
 def pause(duration: str | None, reason: str, now: bool) -> int:
-    """Leave the training and give the memory back. The daemon goes on: it keeps its identity, its
-    connections and its stage, for later."""
+    """Leave the training and give the memory back. The daemon goes on: it keeps its identity and
+    its connections, and may take another stage after a long pause."""
     from node.control import pausing
 
     with shared.client() as client:
@@ -24,7 +24,7 @@ def pause(duration: str | None, reason: str, now: bool) -> int:
 
 @command()
 def resume() -> int:
-    """End a pause: take the stage back and train, whatever --idle-only, --hours and --max-load say
+    """End a pause: take a stage again and train, whatever --idle-only, --hours and --max-load say
     at this moment."""
     from node.control import pausing
 
