@@ -233,23 +233,6 @@ def _compare(report: Report, cell: Cell, runs: int) -> None:
     )
 
 
-def _lined(report: Report, cell: Cell, runs: int, mbit: int) -> None:
-    told = _turns(
-        cell,
-        runs,
-        {
-            name: WAYS[name]
-            for name in ("ours", "one group", "exchange", "exchange, one group", "compute")
-        },
-    )
-    _overlap(
-        report,
-        told,
-        f"2 processes, lines of {mbit} Mbit/s, {4 * cell.numbers / MIB:.0f} MiB",
-        asked=True,
-    )
-
-
 def _overlap(
     report: Report, told: dict[str, list[dict[str, float]]], where: str, asked: bool
 ) -> None:

@@ -61,8 +61,7 @@ def main() -> int:
         for model in (_convex, _curved):
             for among in (4, 8):
                 _study(report, model, among)
-    report.write(args.json)
-    return 0 if all(row.holds is not False for row in report.rows) else 1
+    return report.end(args.json)
 
 
 def _costs(report: Report, count: int, megabytes: int, runs: int) -> None:

@@ -30,6 +30,8 @@ TIMED = re.compile(
 unit "ratio" or "share", a count that of the things counted."""
 RESULTS = (":!docs/benchmarks", ":!docs/benchmarks.md")
 """Paths of results, as patterns of git that leave them out."""
+NOT_JUDGED = "not judged"
+"""Words of the ``target`` of a row that could not be judged, before the reason."""
 UNJUDGED = 3
 """Exit code where some rows could not be judged and all others hold. A command line that cannot be
 read ends with 2."""
@@ -73,7 +75,7 @@ class Report:
         """Write it; the exit code: 0 when every target holds, :data:`UNJUDGED` when all that can be
         judged hold, else 1."""
         rows = self.write(where, **more)
-        unjudged = sum(row != before for row, before in zip(rows, self.rows, strict=True))
+        unjudged = sum(row.holds is None and NOT_JUDGED in row.target for row in rows)
         if any(row.holds is False for row in rows):
             return 1
         return UNJUDGED if unjudged else 0
@@ -109,7 +111,7 @@ def judged(rows: Sequence[Row], load: Load) -> list[Row]:
     if load.others + load.stolen < BUSY:
         return list(rows)
     return [
-        replace(row, holds=None, target=f"{row.target}; not judged: {load}")
+        replace(row, holds=None, target=f"{row.target}; {NOT_JUDGED}: {load}")
         if row.holds is not None and TIMED.match(row.unit)
         else row
         for row in rows

@@ -8,9 +8,8 @@ Rows are named after their question: 2 live cells over a wide-area network, and 
 beside one cell, 3 independence of cells, 4 rounds of Moshpit until cells agree, 5 costs that grow
 with the number of cells (simulated for an hour), 6 members and guests that mean harm, 7 the ages of
 pushes without a barrier, 8 bytes of an outer step and their price in loss, 9 faults between cells,
-10 statements of node/ beside the last commit without cells, and the code of that commit that is
-left. ``benchmarks.codebase`` measures one cell beside an earlier commit, ``benchmarks.firsthour``
-strangers in an open run.
+10 code of the last commit without cells that is left. ``benchmarks.codebase`` measures one cell
+beside an earlier commit, ``benchmarks.firsthour`` strangers in an open run.
 """
 
 import sys
@@ -29,7 +28,7 @@ PARTS = {
     "7": ("ages",),
     "8": ("bytes",),
     "9": ("faults",),
-    "10": ("size",),
+    "10": ("old_way",),
 }
 """Number to modules of this package; each has ``rows(report, root)``."""
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from benchmarks.averaging import speed as averaging_speed
 from benchmarks.codebase.tree import Tree
-from benchmarks.report import ROOT, Report
+from benchmarks.report import NOT_JUDGED, ROOT, Report
 
 PAIRS = 5
 ROUNDS = 60
@@ -165,7 +165,7 @@ def held(report: Report) -> None:
         with contextlib.suppress(subprocess.CalledProcessError):
             rows = _json(ROOT, "-m", f"benchmarks.{name}", *options, may_fail=True)["results"]
             wrong = [r["name"] for r in rows if r["holds"] is False]
-            unjudged = sum("not judged" in r["target"] for r in rows)
+            unjudged = sum(NOT_JUDGED in r["target"] for r in rows)
             asked = sum(r["holds"] is not None for r in rows)
             said = f"{asked - len(wrong)} of {asked} rows hold, {unjudged} are not judged"
             print(f"benchmarks.{name}: {said}", file=sys.stderr, flush=True)

@@ -20,6 +20,7 @@ from node.core.errors import ExitCode
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended
 from testbed.daemons.fleet import Box
+from testbed.daemons.told import without_home
 
 PATIENCE_S = 300.0
 """For one command, which may load torch on a busy machine."""
@@ -56,7 +57,7 @@ def texts(report: Report, box: Box) -> None:
     ) -> str:
         done = box.tutti(*shlex.split(words), home=home, timeout=PATIENCE_S)
         text = done.stdout + done.stderr
-        flat = re.sub(r"\s+", " ", text)
+        flat = without_home(re.sub(r"\s+", " ", text))
         holds = done.returncode == code and has in flat and never not in flat
         report.add(
             f"5 text: {name}",

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.report import Report
+from node.coordinator.credit.book import RECEIPTS
 from testbed.daemons.fleet import START_S, WORKING, Box, Hang, Peer
 
 LIMIT_S = 600.0
@@ -33,10 +34,10 @@ VICTIMS = 2
 """Damaged and started at the same time, each in a home of its own."""
 HARNESS = {"daemon.out"}
 """Files that this benchmark writes itself."""
-GROWS = {"log/events.jsonl"}
-"""Only ever appended to."""
-OWN = {"ports", "peers", "identity.key.lock"}
-"""Names of files that every start writes anew, and that nothing is lost with."""
+GROWS = {"events.jsonl", RECEIPTS}
+"""Names of files that are only ever appended to."""
+OWN = {"ports", "peers", "identity.key.lock", "votes", "names.json"}
+"""Names of files that are written anew by every start, or while a peer takes part."""
 SETTINGS = """
 name = "{name}"
 role = "stage"
@@ -270,7 +271,7 @@ def started(victim: Peer) -> tuple[str, str, str]:
 def contents(home: Path) -> dict[str, bytes]:
     """Identity of each file: its hash, or its contents where it only grows."""
     return {
-        name: raw if name in GROWS else hashlib.sha256(raw).digest()
+        name: raw if p.name in GROWS else hashlib.sha256(raw).digest()
         for p in home.rglob("*")
         if p.is_file() and (name := str(p.relative_to(home))) not in HARNESS
         for raw in [p.read_bytes()]
@@ -283,13 +284,14 @@ def missing(home: Path, before: dict[str, bytes], damaged: str) -> Iterator[str]
     after = contents(home)
     left = set(after.values())
     for name, was in before.items():
-        if Path(name).name in OWN or (name == damaged and "ckpt" not in name):
+        file = Path(name).name
+        if file in OWN or (name == damaged and "ckpt" not in name):
             continue
         now = after.get(name)
-        same = now is not None and (now.startswith(was) if name in GROWS else now == was)
+        same = now is not None and (now.startswith(was) if file in GROWS else now == was)
         # A directory that could not be read may have been set aside: its files go on existing under
         # another name.
-        if not same and (name in GROWS or was not in left):
+        if not same and (file in GROWS or was not in left):
             yield f"{name} is {'gone' if now is None else 'changed'}"
 
 

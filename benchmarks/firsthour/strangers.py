@@ -26,7 +26,17 @@ KINDS = {
 }
 NODES = (2, 3, 3)
 ATTACK_S = 20.0
-LOST = ("epoch-abandoned", "went-back", "history-changed", "history-given-up", "run-finished")
+GIVEN_UP = ("epoch-abandoned", "epoch-uncertain")
+"""Events of leaders whose epoch under way ended without a commit."""
+LOST = (
+    *GIVEN_UP,
+    "went-back",
+    "stage-fell-back",
+    "undone-counted",
+    "history-changed",
+    "history-given-up",
+    "run-finished",
+)
 """Events of honest daemons that mean an epoch lost, or all of them."""
 
 
@@ -146,8 +156,8 @@ def attack(
     box.goes_on(3)
     told = [t for p in peers for t in p.told()[before[p.label] :]]
     lost = [t for t in told if t.kind in LOST]
-    epochs = len([t for t in lost if t.kind == "epoch-abandoned"])
-    worse = [t for t in lost if t.kind != "epoch-abandoned"]
+    epochs = len([t for t in lost if t.kind in GIVEN_UP])
+    worse = [t for t in lost if t.kind not in GIVEN_UP]
     leaders = [t for t in told if t.kind == "leading"]
     banned = {t.get("peer") for t in told if t.kind == "banned"}
     honest = {p.key for p in peers}

@@ -170,7 +170,8 @@ def _extract(self: Any, serialized_tensor: Any) -> torch.Tensor:
 
 class Ours:
     """The cell's round as the daemon runs it; the mean itself is what an owner gives back, in the
-    format it came in."""
+    format it came in. ``tunnel``: libp2p carries all bytes, as it does between peers with no
+    way past it."""
 
     def __init__(self, rank: int, world: int, port: int, count: int, tunnel: bool = False) -> None:
         keep_freed()  # as a daemon does
@@ -196,6 +197,7 @@ class Ours:
     async def _start(self) -> dict[str, Any]:
         from node.core.clock import SystemClock
         from node.identity.keys import Identity
+        from node.reach.ladder import Outside
         from node.telemetry.events import Journal
         from node.telemetry.metrics import Metrics
         from node.transport.handshake import Facts
@@ -210,6 +212,9 @@ class Ours:
             lambda: Facts("a" * 64, "bench", "0", b""),
             lambda peer, hello: math.inf,
         )
+        if self.tunnel:
+            # Nothing listens for the peers that would call back, past libp2p.
+            self.transport.lines._outside = lambda: Outside(listens=False)
         self._serve()
         await self.transport.start()
         while not self.transport.p2p.addresses():  # noqa: ASYNC110
@@ -280,6 +285,9 @@ class Ours:
         self.cell.forget(self.epoch)
         if outcome.missing or len(outcome.contributors) != len(self.peers):
             raise RuntimeError(f"the round failed: {outcome.failed}")
+        ways = self.transport.lines.open.values()
+        if self.tunnel and any(w.bypass or w.tunnel is None for w in ways):
+            raise RuntimeError("a connection went past libp2p")
         self.fresh = outcome.fresh
         return {"met": met}
 

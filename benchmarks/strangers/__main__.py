@@ -9,7 +9,8 @@ table    every RPC, stream and topic is in the table of docs/protocol.md
 Malformed messages are measured by ``benchmarks.fuzzing``, quiet speed by ``benchmarks.codebase``.
 
 A live attack has a minute (with --quick half of one) after a quiet minute of the same swarm: eight
-daemons of an open run, three of a private one. The attackers run on the same machine.
+daemons of an open run, three of a private one. The attackers run on the same machine; epochs are
+not judged where both sides together kept nearly all of its processors busy.
 """
 
 import sys

@@ -10,6 +10,7 @@ from benchmarks.strangers.http2 import Http2, connected
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.transport.port import answers
+from node.transport.settings import TransportSettings
 from protos import averaging_pb2
 from protos.tensor_pb2 import FP32, TensorHead
 
@@ -20,10 +21,12 @@ BODY = 4 << 20
 PIECE = 64 << 10
 UNSENT = 1024
 """Bytes of a body that never come."""
-CALLS = 64
-"""Open calls of one token at one peer."""
+CALLS = TransportSettings.peer_streams
+"""Calls that one attacker has open at one victim, on one connection: as many as a daemon takes of a
+peer, and more than it takes of one method."""
 CONNECTIONS = 4
-"""Connections of one token to one peer."""
+"""Connections of one attacker to one victim, each with :data:`CALLS` calls. A daemon takes
+:data:`~node.transport.connections.PER_PEER` of a peer, which would be thousands for a band."""
 HEAD = 1 << 20
 """Bytes of the head of an exchange."""
 HELD_S = 3600.0
@@ -91,7 +94,7 @@ async def _send_most(band: Band, one: Attacker, connection: Http2, stream: int) 
 
 
 async def silent(band: Band) -> None:
-    """Silent streaming calls, up to the limit of a token."""
+    """Silent streaming calls, :data:`CALLS` of each attacker at each victim."""
     await band.everywhere(partial(_many, band, b""))
 
 

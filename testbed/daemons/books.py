@@ -7,7 +7,7 @@ Pure: events in, numbers out. Definitions:
   holds is the newest commit and, from each plan backwards, the version it started from. ``again``:
   attempts that were committed and do not belong to it. ``abandoned``: attempts that were begun
   before the one of the same epoch that holds, and never committed. A plan that nobody followed
-  costs nothing.
+  costs nothing, and one that its leader began anew with peers that waited ends sooner for it.
 * ``unaccounted`` at a plan is *next position - positions handed back - samples counted* in the
   history it starts from. It stays what it was while every sample is counted once or handed back;
   more means lost, less means handed out twice.
@@ -26,6 +26,8 @@ LEADING = "leading"
 """Said by who takes the place of a leader."""
 PLANNED = "epoch-planned"
 TAKEN_OVER = "epoch-taken-over"
+OUTGROWN = "epoch-outgrown"
+"""Said by a leader that begins its epoch anew, for peers that wait."""
 COMMITTED = "epoch-committed"
 CONTRIBUTED = "contributed"
 
@@ -113,9 +115,11 @@ class Books:
     def losses(self) -> Losses:
         """Work that was done more than once in the whole story."""
         held = self.history()
+        outgrown = {str(e.get("hash")) for e in self.events if e.kind == OUTGROWN}
         again = sum(a.commit is not None and held.get(a.epoch) is not a for a in self.attempts)
         abandoned = sum(
             a.commit is None
+            and str(a.plan.get("hash")) not in outgrown
             and (h := held.get(a.epoch)) is not None
             and h is not a
             and a.plan.at < h.plan.at

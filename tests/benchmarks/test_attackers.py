@@ -11,10 +11,12 @@ import grpc
 import grpc.aio
 import pytest
 
-from benchmarks.strangers import watched
+from benchmarks.report import UNJUDGED, Report
+from benchmarks.strangers import direct, siege, watched
 from benchmarks.strangers.band import check_loopback
 from benchmarks.strangers.files import OpenWatch
 from benchmarks.strangers.http2 import Http2, printable_parts
+from benchmarks.strangers.siege import Minute
 from benchmarks.strangers.table import ATTACKS, GROUNDS
 from benchmarks.strangers.watched import blocked
 from node.core.errors import UsageFault
@@ -101,6 +103,54 @@ async def test_a_callback_that_takes_long_is_told(tmp_path, monkeypatch) -> None
         await asyncio.sleep(0.01)
     # The first tick was due within the block, and the rest of the block counts.
     assert told[0].seconds >= 0.3 - watched.TICK_S - 0.01
+
+
+@pytest.mark.parametrize(
+    ("members", "attackers", "epochs", "holds"),
+    [(1.0, 0.7, 9, True), (1.0, 0.7, 5, False), (1.2, 0.7, 5, None), (1.2, 0.7, 9, None)],
+)
+def test_epochs_are_not_judged_where_the_processors_do_not_suffice(
+    monkeypatch, members, attackers, epochs, holds
+) -> None:
+    monkeypatch.setattr(siege.os, "cpu_count", lambda: 2)
+    said = {"heard": {"no": 1}, "refused": 1, "calls": 1, "sent": 1}
+    quiet = Minute(60.0, epochs=10, joined_s=1.0, cores=1.9)
+    attacked = Minute(
+        60.0,
+        epochs=epochs,
+        joined_s=1.0,
+        said=said,
+        banned=1,
+        cores=members,
+        cores_of_attackers=attackers,
+    )
+    report = Report()
+    siege.rows(report, "1 an attack", quiet, attacked, ATTACKS[0])
+    (row,) = [row for row in report.rows if "epochs" in row.name]
+    assert row.value == epochs / 10
+    assert row.holds is holds
+    assert ("not judged: members and attackers kept 1.90 of 2" in row.target) == (holds is None)
+    assert all(other.holds for other in report.rows if other is not row)
+
+
+def test_a_row_that_could_not_be_judged_shows_in_the_exit_code(monkeypatch) -> None:
+    monkeypatch.setattr("benchmarks.report.judged", lambda rows, load: list(rows))
+    report = Report()
+    report.add("epochs", 0.5, "x", "", "at least 0.9; not judged: a crowd", None)
+    report.add("peers", 3, "peers", "no target")
+    assert report.end(None) == UNJUDGED
+    report.add("memory", 9, "MiB", "", "at most 8", holds=False)
+    assert report.end(None) == 1
+
+
+def test_records_of_cells_that_are_read_are_measured() -> None:
+    report = Report()
+    direct.records(report)
+    accepted, refused = [row for row in report.rows if "memory" in row.name]
+    assert "2048 replicas each, 64 were read" in accepted.peer
+    assert refused.peer.endswith(" 0 were read")
+    assert accepted.holds
+    assert refused.holds
 
 
 def test_it_is_seen_that_a_file_is_opened(tmp_path) -> None:

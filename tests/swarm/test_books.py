@@ -71,6 +71,15 @@ def test_an_attempt_that_was_begun_anew_is_abandoned():
     assert story.books.first_tries(0, 3) == (3, 2, 2)
 
 
+def test_an_attempt_that_was_outgrown_is_not_abandoned():
+    story = quiet().plan(2, "v2")
+    story.tell("a", "epoch-outgrown", epoch=2, hash=story.events[-1].get("hash"), waiting=3)
+    story.plan(2, "v2", term=9).commit(2, "v3", term=9)
+    assert story.books.losses() == Losses(0, 0)
+    story.plan(3, "v3").plan(3, "v3", term=10).commit(3, "v4", term=10)
+    assert story.books.losses() == Losses(0, 1), "what was not outgrown still counts"
+
+
 def test_a_rival_plan_that_nobody_followed_costs_nothing():
     story = quiet().plan(2, "v2").plan(2, "v2", who="b").commit(2, "v3")
     assert story.books.losses() == Losses(0, 0)

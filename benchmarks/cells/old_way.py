@@ -1,5 +1,5 @@
-"""Size of the code that cells that lead themselves have brought, beside the last commit without
-them, and the rest of plans that led several cells at once. Needs the repository's history."""
+"""The rest of plans that led several cells at once, beside the last commit without cells that lead
+themselves. Needs the repository's history."""
 
 import ast
 from collections.abc import Iterator
@@ -11,7 +11,6 @@ from benchmarks.report import ROOT, Report
 
 BASE = "b65c514"
 """The last commit without cells that lead themselves."""
-MOST = 1.05
 GONE = ("Unit", "OuterRound", "OuterNews", "Meetings", "columns", "in_cell", "of_cell")
 """Names of the definitions that made several cells under one leader."""
 FIELDS = {
@@ -21,25 +20,15 @@ FIELDS = {
 """Fields of a plan about other cells than its own."""
 COORDINATION = ("node/consensus", "node/epoch", "node/outer", "node/stage", "node/coordinator")
 WHERE = ("node/core", "node/averaging", "node/training", *COORDINATION)
-"""Folders of both commits."""
+"""Folders of both trees, some of them in one alone."""
 
 
 def rows(report: Report, root: Path, base: str = BASE) -> None:
-    """Two rows. Raises CalledProcessError where ``base`` is not in the history."""
+    """One row. Raises CalledProcessError where ``base`` is not in the history."""
     now = source.read(ROOT)
     with source.at_commit(ROOT, base) as before:
-        was = source.count(before.under("node"))
-        left = source.count(now.under("node"))
         old = sorted(_old(before))
-        stay = sorted(_old(now))
-    report.add(
-        f"10 statements of node/, over those of {base}",
-        left / was,
-        "ratio",
-        f"{left}, before {was}",
-        f"at most {MOST}",
-        holds=left / was <= MOST,
-    )
+    stay = sorted(_old(now))
     report.add(
         "10 definitions and fields of the old way",
         len(stay),
