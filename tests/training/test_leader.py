@@ -3,6 +3,7 @@ leave or move."""
 
 import dataclasses
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -523,6 +524,19 @@ def test_an_epoch_goes_on_where_newcomers_would_not_end_it_sooner(wave: str, fin
     tell(leader, [heard(PeerId(f"{stage}b")) for stage in wave.split()], 5.0)
     rows = tuple(MicroBatchDone(p.index, True, 1.0, 64) for p in plan.paths[:finished])
     leader.handle(ev.MicroBatchesReported(E, plan.hash, rows), 6.0)
+    assert the_plan(leader.handle(ev.ClockTick(), 2.0 + OUTGROWN_S)) is None
+    assert leader.plan == plan
+
+
+def test_an_epoch_goes_on_where_most_of_it_is_computed_though_nothing_is_reported() -> None:
+    leader, plan = begun(late_s=1e9, epoch_s=1e6)
+    wave = [PeerId(f"{stage}{c}") for stage in ("ends", "stage1", "stage2") for c in "bcd"]
+    tell(leader, map(heard, wave), 5.0)
+    all_but_one = 2 * len(plan.paths) - 1
+    for peer in (S1, S2):
+        said = heard(peer, term=plan.term)
+        running = ev.Running(plan.hash, all_but_one)
+        tell(leader, [replace(said, capacity=replace(said.capacity, running=running))], 6.0)
     assert the_plan(leader.handle(ev.ClockTick(), 2.0 + OUTGROWN_S)) is None
     assert leader.plan == plan
 

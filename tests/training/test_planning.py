@@ -357,18 +357,25 @@ def test_the_votes_of_peers_that_have_left_are_not_waited_for() -> None:
     assert waits(leader, 5.0).startswith("more than half of the voters (1 of 3")
 
 
-def test_a_replica_that_gets_no_work_for_long_is_of_unknown_speed() -> None:
-    leader, plan = begun(map(heard, (E, S1, T1, S2)), target_batch=4)
-    speeds = []
+def test_a_replica_that_got_no_work_for_long_is_tried_with_one_micro_batch() -> None:
+    leader, plan = begun(map(heard, (E, S1, T1, S2)), target_batch=16)
+    visits = []
     for now in range(3, 3 + FORGIVE_AFTER + 3):
+        for peer in (S1, T1, S2):
+            slow = 4000.0 if peer == T1 else 1.0
+            costs = Measured(forward_s=slow, backward_s=2 * slow)
+            said = heard(peer, plan.base, term=plan.term, speed=8.0 / slow, costs=costs)
+            leader.handle(said, float(now))
         reported(leader, plan, float(now))
         words = (
-            ev.Committed(m.peer, plan.hash, 0, f"d{m.stage}", 1e-3 if m.peer == T1 else 8.0)
+            ev.Committed(m.peer, plan.hash, 0, f"d{m.stage}", 2e-3 if m.peer == T1 else 8.0)
             for m in plan.members
         )
         plan = next_plan(tell(leader, words, float(now)))
-        speeds.append(next(m.speed for m in plan.members if m.peer == T1))
-    assert [bool(s) for s in speeds].index(False) in (FORGIVE_AFTER - 1, FORGIVE_AFTER)
+        visits.append(sum(hop.peer == T1 for path in plan.paths for hop in path.hops))
+    tried = visits.index(1)
+    assert tried in (FORGIVE_AFTER - 1, FORGIVE_AFTER)
+    assert sum(visits) == 1, "one micro-batch, and none again at once"
 
 
 # ------------------------------------------------------------ peers that come while an epoch runs

@@ -81,13 +81,17 @@ def test_measurements_of_a_peer_that_got_no_work_for_long_are_out_of_date() -> N
     for _ in range(FORGIVE_AFTER - 1):
         r.speeds.worked({A, B}, {B})
     assert r.speeds.measured() == {A: costs, B: costs}
-    assert r.speeds.of(A) > 0
+    assert r.speeds.known_cost() == {A, B}
+    believed = r.speeds.of(A)
+    assert believed == pytest.approx(3.0, rel=0.05)
     r.speeds.worked({A, B}, {B})
     assert r.speeds.measured() == {A: NOTHING, B: costs}
-    assert r.speeds.of(A) == 0.0, "it is tried again"
-    assert r.speeds.of(B) > 0
+    assert r.speeds.known_cost() == {B}, "it is tried again"
+    assert r.speeds.of(A) == pytest.approx(CEILING * believed)
+    assert r.speeds.of(B) == pytest.approx(believed)
     r.speeds.worked({A, B}, {A, B})
     assert r.speeds.measured() == {A: costs, B: costs}
+    assert r.speeds.of(A) == pytest.approx(believed)
 
 
 def test_most_voices_win_and_ties_go_to_the_smallest_peer() -> None:

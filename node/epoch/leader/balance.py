@@ -18,6 +18,7 @@ from node.core.ids import ENDS, PeerId
 from node.core.journey import Version
 from node.epoch.leader.attempt import EpochAttempt
 from node.epoch.leader.roster import Roster
+from node.epoch.leader.takeover import work_by_peer
 from node.epoch.peers.speeds import CEILING
 from node.scheduler.placement import Move, View, choose_moves, level
 
@@ -193,7 +194,7 @@ class Balance:
         # A member that leaves ends this epoch, but is in no other.
         few = _slowest(_expected(roster, working, members))
         everybody = _slowest(_expected(roster, ready, members))
-        left = 1 - attempt.results.count / len(plan.paths)
+        left = 1 - _done(roster, attempt)
         if not few or left * everybody < OUTGROWN * few:
             return False
         if base != plan.base:
@@ -278,6 +279,21 @@ class Balance:
         self._known = known
         self._changes = [at for at in self._changes if now - at < settled]
         return max(self._every, settled / (1 + len(self._changes)))
+
+
+def _done(roster: Roster, attempt: EpochAttempt) -> float:
+    """The share of an epoch's work that is done, by the reported results and by the work that its
+    members say they have computed. Where all micro-batches are under way at once, no result is
+    reported until most of the work is done."""
+    plan = attempt.plan
+    reported = attempt.results.count / len(plan.paths)
+    work = work_by_peer(plan)
+    running = {p: c.capacity.running for p, c in roster.peers.candidates.items() if work[p]}
+    there = {p: r.computed for p, r in running.items() if r.plan_hash == plan.hash}
+    if not there:
+        return reported
+    computed = sum(min(work[p], done) for p, done in there.items())
+    return max(reported, computed / sum(work[p] for p in there))
 
 
 def _ready(roster: Roster) -> dict[int, list[PeerId]]:

@@ -56,7 +56,7 @@ class Takeover:
         there = {p for p in begun if here[p].capacity.running.plan_hash == plan.hash}
         if there != begun or me not in there or not decide(plan.electorate, there):
             return None
-        work = _work(plan)
+        work = work_by_peer(plan)
         # Nobody can have computed more of it than the plan gave it, but for the work of the dead.
         computed = sum(min(work[p], here[p].capacity.running.computed) for p in there)
         lost = sum(path.origin not in there for path in plan.paths) / len(plan.paths)
@@ -74,7 +74,7 @@ class Takeover:
         return attempt
 
 
-def _work(plan: Plan) -> Counter[PeerId]:
+def work_by_peer(plan: Plan) -> Counter[PeerId]:
     """Forwards, losses and backwards of a plan's paths, by peer."""
     work = Counter[PeerId]()
     for path in plan.paths:

@@ -15,11 +15,12 @@ from node.epoch.peers.peers import Peers
 from node.scheduler.costs import NOTHING, Measured, quantise
 from node.scheduler.quotas import stand_in
 
-FORGIVE_AFTER = 8
-"""Epochs without a micro-batch after which a replica's measured speed is no longer believed."""
-
 CEILING = 2.0
 """Multiple of the neighbours' measurement that bounds a claimed speed."""
+
+FORGIVE_AFTER = 8
+"""Epochs without a micro-batch after which a replica counts as :data:`CEILING` times as fast as it
+was measured to be, and is tried with one micro-batch at least."""
 GRID = 12
 """Points per factor of two of the speeds to plan with. An ends peer gets micro-batches in
 proportion to its speed, and all others wait for the one that was rounded up most."""
@@ -98,24 +99,30 @@ class Speeds:
     def believed(self, peer: PeerId) -> float:
         """Micro-batches per second, by the peer's claim and its neighbours' measurements; 0 for
         unknown."""
-        # A peer without work is not measured either: now and then its speed counts as unknown, and
-        # it is tried again.
-        if self._idle.get(peer, 0) >= FORGIVE_AFTER:
-            return 0.0
-        return min(self._peers.candidates[peer].capacity.speed, self._bound(peer))
+        speed = min(self._peers.candidates[peer].capacity.speed, self._bound(peer))
+        # A peer without work is not measured either, so now and then it is tried again. It may
+        # have become faster, but not at once as fast as a device of another kind.
+        if self._forgiven(peer):
+            speed *= CEILING
+        return speed
 
     def measured(self) -> dict[PeerId, Measured]:
         """The costs that each peer reports, without peers that leave; nothing for a peer that got
         no work for long, because its measurements are out of date."""
         return {
-            p: c.capacity.costs if self._idle.get(p, 0) < FORGIVE_AFTER else NOTHING
+            p: NOTHING if self._forgiven(p) else c.capacity.costs
             for p, c in sorted(self._peers.candidates.items())
             if not c.leaving
         }
 
     def known_cost(self) -> set[PeerId]:
-        """Peers that have ever reported the cost of a micro-batch."""
-        return {p for p, c in self._peers.candidates.items() if c.capacity.costs.forward_s}
+        """Peers that have reported the cost of a micro-batch, and not so long ago that it is out of
+        date."""
+        return {
+            p
+            for p, c in self._peers.candidates.items()
+            if c.capacity.costs.forward_s and not self._forgiven(p)
+        }
 
     def doubts(self) -> dict[PeerId, float]:
         """For each peer that claims more than ``CEILING`` times the speed that its neighbours see:
@@ -131,6 +138,10 @@ class Speeds:
         self._idle = {p: 0 if p in working else self._idle.get(p, 0) + 1 for p in current}
         here = self._peers.candidates
         self._planned = {p: speed for p, speed in self._planned.items() if p in here}
+
+    def _forgiven(self, peer: PeerId) -> bool:
+        """True for a peer that got no work for so long that its measurements are out of date."""
+        return self._idle.get(peer, 0) >= FORGIVE_AFTER
 
     def _bound(self, peer: PeerId) -> float:
         """The most that is believed of a peer's claimed speed: ``CEILING`` times the neighbours'
