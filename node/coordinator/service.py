@@ -468,7 +468,7 @@ class Training(rpc.TrainingServicer):
             return
         gone = set(dead) - {self.kit.me}
         self._count_dead(gone)
-        self.kit.work.lost(gone)
+        self.kit.work.lost(plan_hash, gone)
 
     def _count_dead(self, peers: Iterable[PeerId], since: float | None = None) -> None:
         """Show ``peers``, which another peer reported dead, as dead unless they were heard after

@@ -44,6 +44,8 @@ KEPT = 8
 """Plans kept for a shape of problem."""
 SHAPES = 16
 """Shapes of problem for which plans are kept."""
+FORGOTTEN = 64
+"""Epochs without a micro-batch of an ends peer after which nothing is owed to it."""
 DEBT = 0.02
 """Price of leaving a debt of one epoch unpaid, as a share of the makespan; a debt of two epochs
 costs twice the price."""
@@ -109,13 +111,16 @@ class Rotation:
     stages equally often, over the epochs.
 
     Remembers when each origin last trained each stage, in epochs counted here, and how often each
-    stage was visited. A leader that takes over learns it from the plan before.
+    stage was visited. A leader that takes over learns it from the plan before. Origins without work
+    for :data:`FORGOTTEN` epochs are forgotten.
     """
 
     def __init__(self) -> None:
         self._turn = 0
         self._last: dict[Debt, int] = {}
         self._since: dict[PeerId, int] = {}
+        self._newest: dict[PeerId, int] = {}
+        """The last epoch with a micro-batch of each origin."""
         self._visits: Counter[int] = Counter()
 
     def counted(self, paths: Iterable[Path]) -> None:
@@ -123,9 +128,16 @@ class Rotation:
         self._turn += 1
         for path in paths:
             self._since.setdefault(path.origin, self._turn)
+            self._newest[path.origin] = self._turn
             for hop in path.hops:
                 self._last[path.origin, hop.stage] = self._turn
                 self._visits[hop.stage] += 1
+        gone = {o for o, epoch in self._newest.items() if self._turn - epoch >= FORGOTTEN}
+        if gone:
+            self._last = {debt: epoch for debt, epoch in self._last.items() if debt[0] not in gone}
+            for origin in gone:
+                del self._since[origin]
+                del self._newest[origin]
 
     def after(self, paths: Iterable[Path]) -> "Rotation":
         """The rotation after an epoch with these paths; this one does not change."""

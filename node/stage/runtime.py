@@ -228,6 +228,7 @@ class StageRuntime:
         cell = [m.peer for m in plan.stage(self.stage.stage)]
         self.engines.cell.planned(plan.epoch, plan.hash, cell)
         self.state_export.begin(plan, listener)
+        self._leave_out()
 
     def enter(self, plan: Plan) -> None:
         """The plan founds the cell to which this peer belongs from now on, and which plans for
@@ -235,14 +236,21 @@ class StageRuntime:
         self.plan = plan
         self.engines.pipeline.reset(plan.epoch)
 
-    def lost(self, dead: Collection[PeerId]) -> None:
-        """The leader has found these members of the plan in force dead: nothing here waits for them
-        any longer."""
-        if (plan := self.plan) is None:
+    def lost(self, plan_hash: str, dead: Collection[PeerId]) -> None:
+        """The leader has found these members of a plan dead: nothing here waits for them any
+        longer, from the beginning if the plan is still to begin."""
+        about, before = self._lost
+        if about == plan_hash:
+            dead = {*before, *dead}
+        self._lost = plan_hash, frozenset(dead)
+        self._leave_out()
+
+    def _leave_out(self) -> None:
+        """Wait for no member of the plan in force that was found dead."""
+        plan = self.plan
+        if plan is None:
             return
-        gone = {m.peer for m in plan.members} & set(dead)
-        self._lost = plan.hash, frozenset({*self.lost_in(plan), *gone})
-        for peer in sorted(gone):
+        for peer in self.lost_in(plan):
             self.engines.transport.doubt(peer)
             self.engines.pipeline.gone(peer)
             self.engines.cell.lost(plan.epoch, peer)
@@ -252,7 +260,7 @@ class StageRuntime:
         about, dead = self._lost
         if about != plan.hash:
             return ()
-        return tuple(sorted(dead))
+        return tuple(sorted(dead & {m.peer for m in plan.members}))
 
     async def run(self, plan: Plan, done: Callable[[MicroBatchDone], None]) -> None:
         """Start this ends peer's micro-batches and report each as it finishes."""

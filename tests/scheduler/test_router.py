@@ -8,10 +8,10 @@ import pytest
 
 from node.core.errors import UsageFault
 from node.core.ids import PeerId
-from node.core.journey import Path
+from node.core.journey import Hop, Path
 from node.scheduler.costs import Costs, LinkCost, Measured, believe
 from node.scheduler.planning.bounds import lower_bounds
-from node.scheduler.router import Laid, Router, problem_of, search
+from node.scheduler.router import FORGOTTEN, Laid, Rotation, Router, problem_of, search
 from node.scheduler.settings import SchedulerSettings
 
 
@@ -229,3 +229,19 @@ def test_settings_that_hold_are_taken() -> None:
     SchedulerSettings().check(3, 1, 0.0)
     SchedulerSettings(keep_first=9).check(3, 1, 0.0)
     SchedulerSettings(skip=0.5, keep_first=1, max_jump=3).check(4, 8, 0.5)
+
+
+def test_nothing_is_owed_to_ends_peers_that_have_long_gone() -> None:
+    rotation = Rotation()
+    stays, goes = PeerId("ea"), PeerId("eb")
+
+    def path(origin: PeerId) -> Path:
+        return Path(0, origin, (0,), (Hop(1, PeerId("1a")),))
+
+    rotation.counted([path(stays), path(goes)])
+    for _ in range(FORGOTTEN - 1):
+        rotation.counted([path(stays)])
+    both = {stays: 1, goes: 1}
+    assert {o for o, _ in rotation.owed(both, (1, 2), 1)} == {stays, goes}
+    rotation.counted([path(stays)])
+    assert {o for o, _ in rotation.owed(both, (1, 2), 1)} == {stays}

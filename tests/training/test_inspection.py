@@ -8,7 +8,7 @@ import pytest
 
 from node.core.ids import PeerId
 from node.core.journey import Hop, Path
-from node.epoch.leader.inspection import LEAST, Inspection, Liar, Usual
+from node.epoch.leader.inspection import FORGOTTEN, LEAST, Inspection, Liar, Usual
 from node.epoch.leader.routing import PARTNERS, crossed
 from node.epoch.peers.observations import Observation, Observed, TensorKind
 from node.pipeline.events import Direction
@@ -247,6 +247,15 @@ def test_of_two_that_contradict_each_other_nobody_is_banned() -> None:
     inspection = Inspection()
     assert judged(inspection, [pairs(("s1a", "s2a"))] * 20) == []
     assert inspection.apart() == {frozenset(("s1a", "s2a"))}
+
+
+def test_records_of_peers_that_have_long_gone_are_deleted() -> None:
+    inspection = Inspection()
+    judged(inspection, [pairs(("s1a", "s2a"))])
+    judged(inspection, [pairs(("s1b", "s2b"))] * (FORGOTTEN - 1))
+    assert inspection._records.keys() == {"s1a", "s2a", "s1b", "s2b"}
+    judged(inspection, [pairs(("s1b", "s2b"))])
+    assert inspection._records.keys() == {"s1b", "s2b"}
 
 
 def test_who_contradicts_two_others_is_banned() -> None:

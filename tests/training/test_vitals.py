@@ -109,7 +109,7 @@ async def test_only_peers_in_sight_are_lost_because_another_one_says_so(
     following = rig.plan((a, b), dict.fromkeys(rig.shapes, a), plan)
     t.member.handle(ev.VersionPlaced(following.base, (), 0), 0.0)
     t.member.handle(ev.PlanArrived(following), 0.0)
-    monkeypatch.setattr(a.work, "lost", lambda dead: None)
+    monkeypatch.setattr(a.work, "lost", lambda plan_hash, dead: None)
     note = pb.DeadNote(plan_hash=following.hash, dead=[strange, a.me, b.me])
     assert t.hear_of_dead(plan.leader, note) is None
     assert t.kit.vitals.lost() == [b.me]
@@ -133,10 +133,24 @@ async def test_a_stage_remembers_whom_the_leader_of_its_plan_has_found_dead(
     monkeypatch.setattr(a.work.engines.pipeline, "gone", lambda peer: None, raising=False)
     following = rig.plan((a, b), dict.fromkeys(rig.shapes, a), plan)
     await a.work.begin(following, False)
-    a.work.lost({b.me, PeerId("a stranger")})
-    a.work.lost(set())
+    a.work.lost(following.hash, {b.me, PeerId("a stranger")})
+    a.work.lost(following.hash, set())
     assert a.work.lost_in(following) == (b.me,)
     assert a.work.lost_in(plan) == ()
     after = rig.plan((a, b), dict.fromkeys(rig.shapes, a), following)
     await a.work.begin(after, False)
     assert a.work.lost_in(after) == ()
+
+
+async def test_news_of_a_death_that_comes_before_its_plan_begins_here_counts_in_it(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, plan = await rig.trained("ab", 1)
+    gone = list[PeerId]()
+    monkeypatch.setattr(a.work.engines.pipeline, "gone", gone.append, raising=False)
+    following = rig.plan((a, b), dict.fromkeys(rig.shapes, a), plan)
+    a.work.lost(following.hash, {b.me})
+    assert (gone, a.work.lost_in(plan)) == ([], ()), "the plan before goes on with it"
+    await a.work.begin(following, False)
+    assert gone == [b.me]
+    assert a.work.lost_in(following) == (b.me,)

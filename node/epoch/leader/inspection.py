@@ -49,6 +49,8 @@ OLD = 50
 """Epochs after which the usual of a kind is forgotten."""
 KEPT = 4096
 """Kinds, and peers, that are remembered."""
+FORGOTTEN = 64
+"""Epochs without an observation after which a peer's record is deleted."""
 UNLIKE = "sent tensors that do not fit those it received"
 SIZED = "sent tensors of another size than the other replicas"
 DENIED = "reports other tensors than its neighbours"
@@ -110,10 +112,12 @@ class Deviation:
 @dataclass(slots=True)
 class InspectionRecord:
     """The last epochs of one peer. ``deviations``: by kind and number of the measure;
-    ``contradicted``: for each epoch the peers that it contradicted."""
+    ``contradicted``: for each epoch the peers that it contradicted; ``absent``: epochs in a row in
+    which nobody observed it."""
 
     deviations: dict[tuple[TensorKind, int], deque[Deviation]] = field(default_factory=dict)
     contradicted: deque[set[PeerId]] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    absent: int = 0
 
     def add(self, kind: TensorKind, measure: int, deviation: Deviation) -> None:
         """One more epoch."""
@@ -177,7 +181,13 @@ class Inspection:
             against[other].add(one)
         present = {o.peer for o in seen.observations} | against.keys()
         for peer in present | self._records.keys():
-            self._record(peer).contradicted.append(against[peer])
+            record = self._record(peer)
+            record.contradicted.append(against[peer])
+            record.absent += 1
+            if peer in present:
+                record.absent = 0
+            if record.absent >= FORGOTTEN:
+                del self._records[peer]
         self._apart = self._contested()
         return self._liars(present - {me}, me)
 
