@@ -199,9 +199,10 @@ class Following:
 
     def answered(self, leader: PeerId) -> None:
         """``leader`` has accepted a heartbeat: it may have missed reports on its epoch."""
-        plan = self.member.plan
         reports = self._reports
-        if reports is not None and reports.plan is plan and self.leader_of(plan) == leader:
+        if reports is None or reports.plan is not self.member.plan:
+            return
+        if self.leader_of(reports.plan) == leader:
             reports.answers()
 
     # ----------------------------------------------------------- the end
