@@ -14,7 +14,7 @@ from typing import NamedTuple
 from node.checkpoint.state import WIRE, StateKind
 from node.core.ids import PeerId
 from node.core.journey import Version
-from node.wire.remote import HeldTensor, collected
+from node.wire.remote import HeldTensor, collected, on_cpu
 from node.wire.tensors import digest_of, encode, expected_head, hashes_of, nbytes_of
 from protos import state_pb2
 
@@ -149,6 +149,8 @@ class Pin:
         """The fp32 bytes of one tensor; for one on a device, or with other processes, this is its
         copy on the CPU."""
         if name not in self.views:
+            # The copy takes the place of the tensor, whose memory on the device is scarcer.
+            self.tensors[name] = on_cpu(self.tensors[name])
             self.views[name] = encode(collected(self.tensors[name]), WIRE)
         return self.views[name]
 

@@ -43,21 +43,30 @@ class StageState:
         self.module = module
         self.stage = stage
         self._placed = placed
-        self.version = Version(0)
-        """Version of the parameters in place."""
         self.empty = empty
         self.frozen = frozen
         self._copies = copies
         self._live = dict(module.named_parameters())
         self.shapes = {name: tuple(p.shape) for name, p in self._live.items()}
         """Shapes of the parameters, the same in every version."""
-        self._before: tuple[dict[str, Tensor], str, Version] | None = None
-        """The state that the last :meth:`adopt` replaced: parameters, their digest, their
-        version."""
+        first = {name: p.data for name, p in self._live.items()}
+        self._here = Held(Version(0), first, digest(first))
+        """The version in place. Other threads read it, so it is replaced as a whole."""
+        self._before: Held | None = None
+        """The version that the last :meth:`adopt` replaced."""
         self.settled = self.version
         """The final version: the one in place, or the one before while the one in place can still
         be undone."""
-        self.digest = digest(self.parameters())
+
+    @property
+    def version(self) -> Version:
+        """Version of the parameters in place."""
+        return self._here.version
+
+    @property
+    def digest(self) -> str:
+        """Digest of the parameters in place."""
+        return self._here.digest
 
     @property
     def format(self) -> str:
@@ -68,14 +77,14 @@ class StageState:
     def parameters(self) -> dict[str, Tensor]:
         """Tensors of the version in place by name, on the module's device; do not write into
         them."""
-        return {name: p.data for name, p in self._live.items()}
+        return dict(self._here.parameters)
 
     def _in_memory(self) -> list[Held]:
         """The version in place, then the one before it while that is kept."""
-        versions = [Held(self.version, self.parameters(), self.digest)]
-        if self._before is not None:
-            parameters, its_digest, version = self._before
-            versions.append(Held(version, parameters, its_digest))
+        versions = [self._here]
+        before = self._before
+        if before is not None:
+            versions.append(before)
         return versions
 
     def at(self, version: Version) -> dict[str, Tensor]:
@@ -109,13 +118,12 @@ class StageState:
                     f"{name} has shape {tuple(tensor.shape)}, this stage has {tuple(p.shape)}"
                 )
             new[name] = tensor.detach().to(device=p.device, dtype=p.dtype)
-        self._before = self.parameters(), self.digest, self.version
+        made = Held(version, new, digest(new))
+        self._before = self._here
+        self._here = made
         self._place(new)
         self.empty = self.empty and self.frozen is not None
-        new_digest = digest(new)  # before the version: other threads read both
-        self.version = version
-        self.digest = new_digest
-        return self.digest
+        return made.digest
 
     @torch.no_grad()
     def begin(self, base: Mapping[str, Tensor]) -> None:
@@ -142,14 +150,14 @@ class StageState:
         """Undo the last :meth:`adopt`. Raises ValueError when nothing is kept."""
         if self._before is None:
             raise ValueError("there is no earlier version to go back to")
-        before, self.digest, self.version = self._before
-        self._place(before)
+        self._here = self._before
+        self._place(self._here.parameters)
         self.settle()
 
     def settle(self) -> None:
         """The version in place is final: forget the one before."""
         if self._before is not None:
-            before = list(self._before[0].values())
+            before = list(self._before.parameters.values())
             self._before = None
             let_go(before, sum(tensor.nbytes for tensor in before))
         self.settled = self.version
@@ -157,7 +165,7 @@ class StageState:
     def stand(self, version: Version) -> None:
         """Take the parameters in place as ``version`` too: nobody had this stage in the epochs
         between."""
-        self.version = version
+        self._here = self._here._replace(version=version)
         self.settle()
 
     @torch.no_grad()

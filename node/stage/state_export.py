@@ -80,7 +80,8 @@ class StateExport:
         here = self.stage.version, self.stage.settled
         for version in here[1:] if epoch is None else (*here, *self._kept):
             if epoch in (None, version.epoch) and lineage in ("", version.lineage):
-                state = self.state_at(version) if version in here else self._kept[version][1]
+                # On their device: a request names some of them, and only these are copied down.
+                state = self.held_at(version) if version in here else self._kept[version][1]
                 flat = {f"{n}/{k}": t for n, s in state.items() for k, t in s.items()}
                 if not flat:
                     return None

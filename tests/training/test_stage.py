@@ -1,10 +1,13 @@
 """Versions of a stage's parameters: adopted, undone, settled."""
 
+from collections.abc import Mapping
+
 import pytest
 import torch
 from torch import nn
 
 from node.core.journey import Version
+from node.stage import state as state_module
 from node.stage.state import StageState
 
 NEXT = Version(1, "ab" * 16)
@@ -73,3 +76,23 @@ def test_a_set_that_does_not_fit_changes_nothing() -> None:
     with pytest.raises(ValueError, match="shape"):
         s.adopt({"weight": torch.zeros(3, 2), "bias": torch.zeros(2)}, NEXT)
     assert (s.version, s.digest) == (Version(0), before)
+
+
+def test_no_reader_sees_new_tensors_under_the_old_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    s = state()
+    first = s.parameters()
+    whole = state_module.digest
+    seen = []
+
+    def digest(tensors: Mapping[str, torch.Tensor]) -> str:
+        held = s.held(None, "")
+        assert held is not None
+        seen.append(held.version)
+        assert all(torch.equal(tensor, first[name]) for name, tensor in held.parameters.items())
+        assert held.digest == whole(held.parameters)
+        return whole(tensors)
+
+    monkeypatch.setattr(state_module, "digest", digest)
+    s.adopt(plus(s, 1.0), NEXT)
+    assert seen == [Version(0)], "another thread may read while the digest is computed"
+    assert s.digest == whole(s.parameters())

@@ -18,6 +18,7 @@ from node.core.errors import StepFault
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
+from node.optim import owner
 from node.optim.muon import State
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
@@ -242,6 +243,20 @@ async def test_an_owner_that_lost_a_part_on_retry_does_not_offer_it(
     for p, parts in ((b, {"layers.0.b"}), (c, {*new, "layers.1.a"})):
         found = p.work.describe(1, StateKind.OPTIMIZER, made.epoch, made.lineage)[1]
         assert {k.rpartition("/")[0] for k in found} == parts
+
+
+async def test_state_is_described_where_it_is(rig: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b, plan = await rig.trained("ab", 1)
+    made = a.work.stage.version
+
+    def copies(held: Any) -> Any:
+        raise AssertionError("a description names tensors, and copies none")
+
+    monkeypatch.setattr(owner, "on_cpu", copies)
+    for peer in (a, b):
+        found = peer.work.describe(1, StateKind.OPTIMIZER, made.epoch, made.lineage)
+        mine = [part for part, who in plan.owners.items() if who == peer.me]
+        assert {name.rpartition("/")[0] for name in found[1]} == set(mine)
 
 
 async def test_a_peer_that_leaves_stays_until_its_state_was_fetched(rig: Any, alone: Any) -> None:
