@@ -5,6 +5,7 @@ import asyncio
 import pytest
 import torch
 
+from node.averaging.reducers.reducer import beyond_format, norms_of
 from node.averaging.settings import AveragingSettings
 from node.core.ids import RoundId
 from tests.averaging.conftest import SHAPES, with_peers
@@ -139,6 +140,25 @@ async def test_a_mean_that_cannot_be_sent_back_fails_the_round_only(cell_of):
         assert "the owner's step failed" in outcome.failed[p0]
         assert "not finite" in outcome.failed[p0]
     assert cell.errors == []
+
+
+async def test_a_member_whose_sums_fp16_cannot_hold_listens(cell_of, bits):
+    cell, p0, p1 = await with_peers(
+        cell_of(2, AveragingSettings(round_timeout_s=10.0, max_gradient_norm=1e9))
+    )
+    changes = {"owners": cell.owners([p0]), "up": "fp16"}
+    large = {n: torch.full(s, 1e6) for n, s in SHAPES.items()}
+    mine, theirs = await asyncio.gather(
+        cell.run(cell.request(p0, **changes), p0),
+        cell.run(cell.request(p1, **changes, gradients=large), p1),
+    )
+    assert bits(mine.fresh, theirs.fresh)
+    assert {part.contributors for part in cell.made(p0, mine).values()} == {(p0,)}
+    assert not mine.failed
+    norms = norms_of(large, SHAPES)
+    assert "fp16" in beyond_format(large, norms, "fp16")
+    for held in (beyond_format(large, norms, "bf16"), beyond_format({}, {"a": 6e4}, "fp16")):
+        assert held == ""
 
 
 @pytest.mark.parametrize("codec", ["fp32", "fp16", "int8"])

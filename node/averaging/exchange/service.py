@@ -14,7 +14,7 @@ from node.averaging.exchange.events import Group, TimePassed, contribute_until
 from node.averaging.exchange.member import Exchanges, Impossible, Unwelcome
 from node.averaging.exchange.owner import EpochState, ExchangeServer, RoundAttempt
 from node.averaging.exchange.request import FreshPart, RoundOutcome, RoundRequest, Step
-from node.averaging.reducers.reducer import norms_of, unfit
+from node.averaging.reducers.reducer import beyond_format, norms_of, unfit
 from node.core.errors import PeerFault
 from node.core.ids import PeerId, short
 from node.wire.coding.formats import FORMATS
@@ -80,6 +80,8 @@ class CellRound(ExchangeServer):
             return {}, {}
         norms = await asyncio.to_thread(norms_of, request.gradients, request.shapes)
         fault = unfit(norms, request.tokens, self._settings.max_gradient_norm)
+        if not fault:
+            fault = await asyncio.to_thread(beyond_format, request.gradients, norms, request.up)
         if not fault:
             return norms, {}
         self._say(

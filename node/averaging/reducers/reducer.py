@@ -79,6 +79,27 @@ def unfit(norms: Mapping[str, float], tokens: int, max_norm: float) -> str:
     return ""
 
 
+def beyond_format(
+    gradients: Mapping[str, torch.Tensor], norms: Mapping[str, float], wire: str
+) -> str:
+    """Reason for which gradient sums with these norms cannot travel in a number format, or "".
+    Sums over many tokens may be above the largest number of fp16."""
+    if wire != "fp16":
+        return ""
+    most = torch.finfo(torch.float16).max
+    for name, norm in norms.items():
+        if norm <= most:
+            continue
+        lowest, highest = torch.aminmax(gradients[name])
+        largest = max(-float(lowest), float(highest))
+        if largest > most:
+            return (
+                f"a gradient of {name} is {largest:.3g}, and the largest number of fp16 is "
+                f"{most:.0f}: averaging.wire has formats that hold it"
+            )
+    return ""
+
+
 class Mean(Numbers):
     """Contributions to one part, each times its factor, added in their order and divided by
     ``tokens``. They are computed only when read, so that they can be rounded and sent while they
