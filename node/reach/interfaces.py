@@ -57,6 +57,10 @@ class InterfaceKind(IntEnum):
     address."""
 
 
+Look = tuple[dict[str, InterfaceKind], frozenset[str]]
+"""The kinds of :func:`address_kinds`, and the addresses of running interfaces."""
+
+
 def kind_of(name: str, networks: Path = NETWORKS) -> InterfaceKind:
     """The kind of an interface, from Linux's directory of them; elsewhere by its name."""
     here = networks / name
@@ -129,9 +133,8 @@ def interface_addresses() -> list[tuple[str, str]]:
 
 
 @functools.lru_cache(maxsize=1)
-def _looked(_: int) -> tuple[dict[str, InterfaceKind], frozenset[str]]:
-    """The kinds of :func:`address_kinds`, and the addresses of running interfaces; looked up again
-    at each new number."""
+def _looked(_: int) -> Look:
+    """A look at the interfaces, another one at each new number. Raises OSError."""
     kinds: dict[str, InterfaceKind] = {}
     running = set[str]()
     for name, address, up in every_address():
@@ -144,14 +147,20 @@ def _looked(_: int) -> tuple[dict[str, InterfaceKind], frozenset[str]]:
     return kinds, frozenset(running)
 
 
-def _look() -> tuple[dict[str, InterfaceKind], frozenset[str]]:
-    return _looked(int(time.monotonic() // LOOK_S))
+_newest_look: list[Look] = [({}, frozenset())]
+"""The newest look that succeeded; nothing was seen before the first."""
+
+
+def _look() -> Look:
+    with contextlib.suppress(OSError):  # no descriptor is free: what was there is there still
+        _newest_look[0] = _looked(int(time.monotonic() // LOOK_S))
+    return _newest_look[0]
 
 
 def address_kinds() -> dict[str, InterfaceKind]:
     """The kind of interface that each address of this machine belongs to, without loopback and
     link-local ones: a host of containers has hundreds of interfaces with no other address. At most
-    :data:`LOOK_S` old."""
+    :data:`LOOK_S` old, older only while the system does not tell."""
     return _look()[0]
 
 

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -271,7 +271,7 @@ class P2pDaemon:
                 "the p2p daemon does not answer", "wait a moment; it is restarted by itself"
             ) from e
         before = self.links.keys()
-        self.links = {PeerId(p.peer_id.to_base58()): tuple(str(a) for a in p.addrs) for p in found}
+        self.links = {PeerId(p.peer_id.to_base58()): _texts(p.addrs) for p in found}
         self.punched -= before - self.links.keys()
         return self.links
 
@@ -383,7 +383,7 @@ class P2pDaemon:
         ) -> None:
             stream = _Stream(PeerId(info.peer_id.to_base58()), writer)
             self._heard(stream.peer)
-            taken = places.take(stream, stream.peer, links.block([str(info.addr)]))
+            taken = places.take(stream, stream.peer, links.block(_texts([info.addr])))
             if not taken:
                 self._refuse(stream.peer, "streams")
                 writer.close()
@@ -541,6 +541,7 @@ class P2pDaemon:
             startup_timeout=LAUNCH_S,
         )
         made._client.control._pending_calls = _PendingCalls()
+        made._client.control._handler_tasks = _HandlerTasks()
         self._p2p = made
         try:
             await self._identify(made)
@@ -621,7 +622,7 @@ class P2pDaemon:
             )
         # p2pd leaves its PeerId off the addresses it was told to announce.
         mark = f"/p2p/{self.peer_id}"
-        self._addresses = tuple(a if a.endswith(mark) else a + mark for a in map(str, found))
+        self._addresses = tuple(a if a.endswith(mark) else a + mark for a in _texts(found))
         if not self._settings.p2p_port:
             tcp = next((int(p) for a in self._addresses if (p := part_of(a, "tcp"))), 0)
             udp = next((int(p) for a in self._addresses if (p := part_of(a, "udp"))), 0)
@@ -869,6 +870,16 @@ def listen_addresses(hosts: Sequence[str], tcp: int, udp: int | None) -> list[st
     return [*(multiaddr(host, tcp) for host in hosts), *quic]
 
 
+def _texts(addresses: Iterable[Multiaddr]) -> tuple[str, ...]:
+    """Addresses that p2pd has told, as text, without those that cannot be read: hivemind does not
+    know every protocol of p2pd's, such as WebTransport, and strangers choose their addresses."""
+    found: list[str] = []
+    for address in addresses:
+        with contextlib.suppress(ValueError, TypeError, LookupError):
+            found.append(str(address))
+    return tuple(found)
+
+
 def _short(error: BaseException) -> str:
     """p2pd's reason in one line: of Go's chain of errors the end, which names the cause."""
     text = (
@@ -887,6 +898,37 @@ class _PendingCalls(dict[Any, "asyncio.Future[Any]"]):
         return (found := self.get(call)) is not None and not found.done()
 
 
+class _HandlerTasks(dict[Any, "asyncio.Task[Any]"]):
+    """hivemind's answers under way, by the ids that the askers chose. hivemind removes an answer in
+    its last line. An answer that was cancelled before its first line never gets there, and would
+    stay with its request of up to 4 MiB; nor does one to a request for an unknown protocol. So here
+    an answer goes when its task has ended."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._under_way: set[asyncio.Task[Any]] = set()
+        """All of them: of two with the same id the dictionary has the second alone, and the event
+        loop keeps no task alive."""
+
+    def __setitem__(self, call: Any, answer: "asyncio.Task[Any]") -> None:
+        super().__setitem__(call, answer)
+        self._under_way.add(answer)
+        answer.add_done_callback(lambda ended: self._ended(call, ended))
+
+    def pop(self, call: Any, default: Any = None, /) -> Any:
+        """Return the answer, which stays until its task has ended: it may be another one, to a
+        request with the same id. Raises nothing."""
+        return self.get(call, default)
+
+    def _ended(self, call: Any, answer: "asyncio.Task[Any]") -> None:
+        self._under_way.discard(answer)
+        if self.get(call) is answer:
+            del self[call]
+        if not answer.cancelled():
+            # An exception that nobody has asked for would be a line for each request of a stranger.
+            answer.exception()
+
+
 def _quiet_hivemind(journal: Journal) -> None:
     """hivemind and p2pd write for developers; their warnings go to the journal's debug level, not
     to the terminal."""
@@ -894,3 +936,5 @@ def _quiet_hivemind(journal: Journal) -> None:
     logger = logging.getLogger("hivemind")
     logger.propagate = False
     logger.handlers[:] = [JournalHandler(journal, quiet=True)]
+    # Its warning names the protocol of a request: a stranger decides what it says and how often.
+    logging.getLogger("hivemind.p2p.p2p_daemon_bindings.control").setLevel(logging.ERROR)

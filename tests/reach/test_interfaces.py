@@ -1,8 +1,10 @@
 """Kinds of interfaces by made-up directories of Linux, and the order of addresses."""
 
+import errno
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -76,6 +78,7 @@ def test_elsewhere_names_tell_the_kind(tmp_path: Path, name: str, kind: Interfac
 def first_look(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """No test takes the interfaces that an earlier one has made up, or a second look."""
     interfaces._looked.cache_clear()
+    monkeypatch.setattr(interfaces, "_newest_look", [({}, frozenset())])
     monkeypatch.setattr(interfaces, "time", SimpleNamespace(monotonic=lambda: 7.0))
     yield
     interfaces._looked.cache_clear()
@@ -128,6 +131,23 @@ def test_one_look_at_the_interfaces_serves_for_a_while(
     monkeypatch.setattr(interfaces, "time", SimpleNamespace(monotonic=lambda: later))
     assert own_addresses() == ("192.168.7.9",)
     assert list(interfaces.address_kinds()) == ["192.168.7.9"]
+
+
+def test_without_a_free_descriptor_the_last_look_holds(
+    monkeypatch: pytest.MonkeyPatch, nine_bridges: list[str]
+) -> None:
+    none_is_free = Mock(side_effect=OSError(errno.EMFILE, "Too many open files"))
+    with monkeypatch.context() as patch:
+        patch.setattr(interfaces, "every_address", none_is_free)
+        assert (own_addresses(), interfaces.address_kinds()) == ((), {}), "nothing was seen yet"
+    own = own_addresses()
+    kinds = interfaces.address_kinds()
+    assert len(kinds) == 12, "looked at again at once"
+    later = interfaces.time.monotonic() + interfaces.LOOK_S
+    monkeypatch.setattr(interfaces, "time", SimpleNamespace(monotonic=lambda: later))
+    monkeypatch.setattr(interfaces, "every_address", none_is_free)
+    assert (own_addresses(), interfaces.address_kinds()) == (own, kinds)
+    assert interfaces.is_own("192.168.7.2")
 
 
 def test_an_address_of_an_own_bridge_is_not_dialled(nine_bridges: list[str]) -> None:

@@ -1,18 +1,21 @@
 """p2pd under supervision: it comes back as the same peer, and it never outlives us."""
 
 import asyncio
+import gc
 import os
 import signal
+import uuid
 from dataclasses import replace
 from unittest.mock import Mock
 
 import psutil
 import pytest
 from hivemind.p2p import PeerID
-from hivemind.p2p.p2p_daemon_bindings.datastructures import StreamInfo
-from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError
-from hivemind.proto import dht_pb2
-from multiaddr import Multiaddr
+from hivemind.p2p.p2p_daemon_bindings.control import ControlClient, DaemonConnector
+from hivemind.p2p.p2p_daemon_bindings.datastructures import PeerInfo, StreamInfo
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerError, write_pbmsg
+from hivemind.proto import dht_pb2, p2pd_pb2
+from hivemind.utils.multiaddr import Multiaddr
 
 from node.core.errors import OutOfResources, PeerFault
 from node.core.ids import PeerId
@@ -301,6 +304,137 @@ async def test_a_request_is_measured_before_it_is_parsed(swarm):
         await call(p2p.UNARY_BYTES)
     assert len(handled) == 1
     assert a.p2p.refusals == {"requests": 1}
+
+
+def request(protocol: str, nbytes: int = 1) -> p2pd_pb2.CallUnaryRequest:
+    data = dht_pb2.StoreRequest(values=[bytes(nbytes)]).SerializeToString()
+    return p2pd_pb2.CallUnaryRequest(peer=b"peer", proto=protocol, data=data)
+
+
+def from_p2pd(*messages: tuple[uuid.UUID, dict]) -> asyncio.StreamReader:
+    """A connection on which p2pd has said all of this, and ended."""
+    reader = asyncio.StreamReader()
+    for call, fields in messages:
+        message = p2pd_pb2.PersistentConnectionResponse(callId=call.bytes, **fields)
+        said = message.SerializeToString()
+        length = len(said)
+        while length > 127:
+            reader.feed_data(bytes([length & 127 | 128]))
+            length >>= 7
+        reader.feed_data(bytes([length]) + said)
+    reader.feed_eof()
+    return reader
+
+
+async def test_an_answer_that_is_cancelled_before_it_begins_is_not_kept():
+    control = ControlClient(DaemonConnector(), _initialized_with_create=True)
+    control._handler_tasks = p2p._HandlerTasks()
+    complaints = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(what))
+    answered = []
+
+    async def answer(request: bytes, peer: PeerID) -> bytes:
+        await asyncio.sleep(0)
+        answered.append(len(request))
+        return b""
+
+    control.unary_handlers["Test.rpc"] = answer
+    ended, twice = uuid.uuid4(), uuid.uuid4()
+    said = from_p2pd(
+        (ended, {"requestHandling": request("Test.rpc", 1 << 20)}),
+        (ended, {"cancel": p2pd_pb2.Cancel()}),
+        (uuid.uuid4(), {"requestHandling": request("Test.other")}),
+        (twice, {"requestHandling": request("Test.rpc")}),
+        (twice, {"requestHandling": request("Test.rpc")}),
+    )
+    await control._read_from_persistent_conn(said)
+    assert len(control._handler_tasks) == 3
+    await until(lambda: not control._handler_tasks and not control._handler_tasks._under_way, 10)
+    gc.collect()
+    assert len(answered) == 2, "two requests with one id are two requests"
+    assert not complaints
+
+
+async def test_requests_of_strangers_leave_nothing_behind(swarm):
+    a = await swarm()
+    stranger = await swarm()
+    go = asyncio.Event()
+    begun = []
+
+    async def answer(request, context):
+        begun.append(request)
+        await go.wait()
+        return dht_pb2.PingResponse()
+
+    await a.p2p.p2p.add_protobuf_handler("Test.rpc", answer, dht_pb2.StoreRequest)
+    await stranger.p2p.connect([a.p2p.addresses()[0]])
+    under_way = a.p2p.p2p._client.control._handler_tasks
+
+    async def send(protocol: str, call: uuid.UUID, nbytes: int = 1) -> asyncio.StreamWriter:
+        _, writer = await stranger.p2p.open_stream(a.peer_id, "Test.rpc")
+        asked = p2pd_pb2.PersistentConnectionRequest(
+            callId=call.bytes, callUnary=request(protocol, nbytes)
+        )
+        await write_pbmsg(writer, asked)
+        return writer
+
+    same = uuid.uuid4()
+    writers = [await send("Test.rpc", same), await send("Test.rpc", same)]
+    await until(lambda: len(begun) == 2, 10)
+    go.set()
+    writers += [await send("Test.other", uuid.uuid4()) for _ in range(3)]
+    for _ in range(10):
+        (await send("Test.rpc", uuid.uuid4(), 200_000)).close()
+    await asyncio.sleep(0.5)
+    await until(lambda: not under_way, 10)
+    lines = [*a._journal.recent(), *stranger._journal.recent()]
+    assert not [line for line in lines if "not supported" in line.text]
+    for writer in writers:
+        writer.close()
+
+
+async def test_an_address_that_cannot_be_read_ends_nothing(swarm, monkeypatch):
+    """A stranger may be connected by a protocol that p2pd knows and hivemind does not."""
+    monkeypatch.setattr(p2p, "LINKS_EVERY_S", 0.1)
+    webtransport = b"\xd1\x03"
+    plain = Multiaddr("/ip4/192.0.2.1/udp/1/quic-v1")
+    strange = Multiaddr(plain.to_bytes() + webtransport)
+    with pytest.raises(ValueError, match="Unknown Protocol"):
+        str(strange)
+    a = await swarm(started=False)
+    held = asyncio.Event()
+
+    async def hold(peer, reader, writer):
+        await held.wait()
+
+    a.p2p.add_stream("/test/hold/1", hold)
+    await a.start()
+    one, other = (PeerId(Identity.ephemeral().peer_id) for _ in range(2))
+    links_of = {one: [strange], other: [strange, plain]}
+
+    async def list_peers():
+        return [PeerInfo(PeerID.from_base58(peer), at) for peer, at in links_of.items()]
+
+    monkeypatch.setattr(a.p2p.p2p, "list_peers", list_peers)
+    await until(lambda: a.p2p.links == {one: (), other: (str(plain),)}, 10)
+    await asyncio.sleep(0.3)
+    assert "p2p.links" in {task.get_name() for task in a.p2p._tasks._tasks}, "it still looks"
+
+    info = StreamInfo(PeerID.from_base58(one), strange, "/test/hold/1")
+    await a.p2p._entrances["/test/hold/1"](info, asyncio.StreamReader(), Mock(asyncio.StreamWriter))
+    assert a.p2p._incoming == {one: 1}
+    held.set()
+
+    before = a.p2p.addresses()
+    identify = a.p2p.p2p._client.identify
+
+    async def with_another():
+        peer, found = await identify()
+        return peer, (strange, *found)
+
+    monkeypatch.setattr(a.p2p.p2p._client, "identify", with_another)
+    await a.p2p._identify(a.p2p.p2p)
+    assert a.p2p.addresses() == before
 
 
 async def test_p2pd_relays_for_nobody(swarm):

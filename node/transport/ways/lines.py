@@ -498,6 +498,8 @@ class Lines:
             return tunnel, await self._opened(met, tunnel.target, timeout, relayed)
         except BaseException as e:  # also cancelled
             await tunnel.close()
+            if isinstance(e, OSError):
+                raise PeerFault(met.peer, f"no socket for a tunnel: {e}") from e
             if not isinstance(e, PeerFault):
                 raise
             why = f"no tunnel to its gRPC server came up in {timeout:.3g} s"

@@ -77,7 +77,10 @@ async def hand_over(made: socket.socket, host: str, port: int) -> None:
 
 async def _one(port: int, target: tuple[str, int]) -> socket.socket | None:
     """None when it does not open. The port is shared with p2pd's listener, which shares it too."""
-    made = socket.socket(family_of(target[0]))
+    try:
+        made = socket.socket(family_of(target[0]))
+    except OSError:  # a kernel without IPv6, or no descriptor is free
+        return None
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
