@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from node.app.assembly import Assembled
 from node.app.capacity import check_memory
+from node.app.launch import LOG
 from node.app.peer import Peer
 from node.app.timekeeping import ClockKeeper
 from node.availability.keeper import AvailabilityKeeper
@@ -61,7 +62,12 @@ class Node(Peer[Assembled]):
             sinks.append(sink_for(expanded(config.node.tensorboard), identity.peer_id))
         sinks += [
             JsonlSink(config.events_path),
-            StreamSink(sys.stderr, config.node.log_format, level=config.node.log_level),
+            StreamSink(
+                sys.stderr,
+                config.node.log_format,
+                level=config.node.log_level,
+                output=config.home / LOG,
+            ),
         ]
         journal = Journal(sinks, finish=partial(pasteable, home_flag=config.home_flag))
         super().__init__(config.open_to, SystemClock(), journal, manifest, self._failed)

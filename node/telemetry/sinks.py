@@ -6,7 +6,9 @@ says so in its next line that gets through.
 """
 
 import contextlib
+import fcntl
 import os
+import shutil
 import sys
 import threading
 import time
@@ -16,6 +18,9 @@ from pathlib import Path
 from typing import TextIO
 
 from node.telemetry.events import LEVELS, Event
+
+OUTPUT_BYTES = 8 << 20
+"""Size above which the output of a daemon that has no terminal is begun anew."""
 
 
 class ThreadedSink:
@@ -153,7 +158,13 @@ class JsonlSink(ThreadedSink):
 
 class StreamSink(ThreadedSink):
     """Lines for a terminal or a service manager. ``form``: "json" for one object a line; "text" and
-    "auto" for lines that people read."""
+    "auto" for lines that people read.
+
+    ``output``: the file of a daemon without a terminal. If the stream appends to it, it holds
+    ``max_bytes`` and a line at most: before the next line ``output.1`` gets its newest
+    ``max_bytes``, and it is emptied. What the process writes to it by other ways is in it too. Any
+    other file belongs to whoever redirected the stream there.
+    """
 
     def __init__(
         self,
@@ -162,19 +173,61 @@ class StreamSink(ThreadedSink):
         *,
         limit: int = 2_000,
         level: str = "info",
+        output: Path | None = None,
+        max_bytes: int = OUTPUT_BYTES,
     ) -> None:
         self._stream = stream
         self._json = form == "json"
+        self._output: Path | None = None
+        if output is not None and _appends(stream, output):
+            self._output = output
+        self._max_bytes = max_bytes
         super().__init__("stderr", limit, level)
 
     def _write(self, batch: list[Event]) -> int:
         try:
             for event in batch:
+                if self._output is not None:
+                    self._bound(self._output)
                 self._stream.write((event.to_json() if self._json else as_text(event)) + "\n")
-            self._stream.flush()
+                self._stream.flush()
         except (OSError, ValueError):  # a closed pipe, a closed file
             return len(batch)
         return 0
+
+    def _bound(self, output: Path) -> None:
+        """Empty the file if it is too large. Raises OSError."""
+        fd = self._stream.fileno()
+        if os.fstat(fd).st_size <= self._max_bytes:
+            return
+        # Without room for a copy, the room on the disk is worth more than the old lines.
+        with contextlib.suppress(OSError):
+            if _is_at(fd, output):
+                _keep_end(output, self._max_bytes)
+        # Whoever appends to the file goes on at its new end.
+        os.ftruncate(fd, 0)
+
+
+def _appends(stream: TextIO, path: Path) -> bool:
+    """Return True if the stream appends to the file at ``path``."""
+    try:
+        fd = stream.fileno()
+        return _is_at(fd, path) and bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_APPEND)
+    except (OSError, ValueError):  # it is no file, or it is closed; or there is none at ``path``
+        return False
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Return True if the descriptor is one of the file at ``path``. Raises OSError."""
+    return os.path.samestat(os.fstat(fd), path.stat())
+
+
+def _keep_end(path: Path, most: int) -> None:
+    """Copy the last ``most`` bytes of a larger file to ``path.1``. Raises OSError."""
+    earlier = os.open(f"{path}.1", os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(earlier, "wb") as kept, path.open("rb") as whole:
+        whole.seek(-most, os.SEEK_END)
+        shutil.copyfileobj(whole, kept)
 
 
 def say(text: str) -> None:

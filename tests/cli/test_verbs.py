@@ -195,6 +195,30 @@ def test_a_start_in_the_background_returns_when_the_daemon_answers(tutti, home, 
         os.waitpid(pid, 0)
 
 
+def test_the_output_in_the_background_can_be_emptied_while_it_is_written(home, program):
+    answers = home / "answers"
+    program(
+        "import os; print('old', flush=True); os.ftruncate(1, 0); print('new', flush=True)\n"
+        f"pathlib.Path({str(answers)!r}).touch(); time.sleep(600)"
+    )
+    pid = launch.in_background([], home / launch.LOG, answers.exists)
+    try:
+        assert (home / launch.LOG).read_bytes() == b"new\n"
+    finally:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+
+
+def test_of_a_long_output_the_end_alone_is_read(home, monkeypatch):
+    home.mkdir()
+    log = home / launch.LOG
+    log.write_text("".join(f"line {i:03}\n" for i in range(100)))
+    assert launch.tail(log, 2) == "line 098\nline 099"
+    monkeypatch.setattr(launch, "LAST_BYTES", 20)
+    assert launch.tail(log, 50) == "line 098\nline 099", "a cut line is left out"
+    assert launch.tail(home / "none", 50) == ""
+
+
 def test_a_start_that_fails_in_the_background_fails_with_its_own_words(tutti, home, program):
     program("print('loading'); print('tutti: no way\\n  try another'); sys.exit(4)")
     with pytest.raises(launch.LocalFault) as fault:

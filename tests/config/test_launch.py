@@ -2,8 +2,12 @@
 
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
-from node.app.launch import as_flags, for_child
+import pytest
+
+from node.app import node
+from node.app.launch import LOG, as_flags, for_child
 from node.availability.settings import AvailabilitySettings
 from node.config import NodeConfig
 
@@ -27,3 +31,14 @@ def test_a_child_has_its_parents_settings_and_ports_of_its_own(tmp_path: Path) -
     assert (rules.idle_only, rules.hours, parent.node.tensorboard) == (10, "22-07", "/curves")
     assert child.availability == AvailabilitySettings(), "a parent that pauses stops its children"
     assert child.node.tensorboard == ""
+
+
+def test_a_daemon_bounds_the_file_of_its_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink = Mock(side_effect=InterruptedError)
+    monkeypatch.setattr(node, "JsonlSink", Mock())
+    monkeypatch.setattr(node, "StreamSink", sink)
+    with pytest.raises(InterruptedError):
+        node.Node(NodeConfig.load({"home": tmp_path}, {}), None, None)
+    assert sink.call_args.kwargs["output"] == tmp_path / LOG

@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -171,6 +172,53 @@ def test_away_from_a_terminal_the_format_is_the_one_that_was_asked_for(form: str
     (line,) = stream.getvalue().splitlines()
     assert line.startswith("{") is (form == "json")
     assert form != "json" or json.loads(line)["kind"] == "a"
+
+
+def test_the_output_of_a_daemon_is_bounded_and_its_newest_part_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "daemon.out"
+    path.write_text("of an older version, which had no bound\n" * 1_000)
+    size = len(event("000").to_json()) + 1
+    most = 10 * size
+    with path.open("a") as stream:
+        sink = StreamSink(stream, "json", output=path, max_bytes=most)
+        through(sink, *(event(f"{i:03}") for i in range(96)))
+        earlier = path.with_name("daemon.out.1")
+        assert (path.stat().st_size, earlier.stat().st_size) == (8 * size, most)
+        assert earlier.stat().st_mode & 0o777 == 0o600
+        print("a line of another kind", file=stream, flush=True)
+    said = earlier.read_text() + path.read_text()
+    numbers = re.findall('"kind": "([0-9]{3})"', said)
+    assert numbers == [f"{i:03}" for i in range(78, 96)]
+    assert said.endswith("}\na line of another kind\n")
+    assert sorted(tmp_path.iterdir()) == [path, earlier]
+
+
+def test_without_room_for_its_newest_part_the_output_is_bounded_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = Mock(side_effect=OSError(errno.ENOSPC, "no space left"))
+    monkeypatch.setattr(sinks.shutil, "copyfileobj", full)
+    path = tmp_path / "daemon.out"
+    path.write_text("line\n" * 100)
+    with path.open("a") as stream:
+        through(StreamSink(stream, "json", output=path, max_bytes=400), event("a"))
+    assert full.called
+    assert [line["kind"] for line in read(path)] == ["a"]
+
+
+@pytest.mark.parametrize(("name", "mode"), [("my.log", "a"), ("daemon.out", "r+")])
+def test_a_file_that_the_operator_has_chosen_is_not_cut(
+    tmp_path: Path, name: str, mode: str
+) -> None:
+    output = tmp_path / "daemon.out"
+    output.touch()
+    path = tmp_path / name
+    path.write_text("x" * 500 + "\n")
+    with path.open(mode) as stream:
+        stream.seek(0, os.SEEK_END)
+        through(StreamSink(stream, "json", output=output, max_bytes=400), event("a"), event("b"))
+    assert path.stat().st_size > 600
+    assert not output.with_name("daemon.out.1").exists()
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from node.app.last import last_known
-from node.app.launch import LOG, PROGRAM
+from node.app.launch import LOG, PROGRAM, end_of
 from node.app.owner.known_secrets import secrets_of
 from node.app.owner.redaction import Redactor
 from node.app.owner.service import unit_name
@@ -157,7 +157,7 @@ class Collector:
         ):
             if path.is_file():
                 with self._part(name):
-                    self._add(name, "the end of its output", _end_of(path, MOST_OUTPUT))
+                    self._add(name, "the end of its output", end_of(path, MOST_OUTPUT))
         with self._part("journal.txt"):
             self._journal()
         say("runs  tutti doctor --offline , a few seconds")
@@ -243,7 +243,7 @@ class Collector:
 
     def _events(self) -> None:
         found: list[Any] = []
-        for line in _end_of(self._ours.events_path, MOST_EVENTS).splitlines():
+        for line in end_of(self._ours.events_path, MOST_EVENTS).splitlines():
             try:
                 found.append(json.loads(line))
             except (ValueError, RecursionError):
@@ -391,24 +391,13 @@ def _recording(ours: NodeConfig) -> Path | None:
         found = [path, *path.parent.glob(f"{path.name}.[0-9]*")]
     else:
         with contextlib.suppress(OSError):
-            for line in _end_of(ours.events_path, MOST_EVENTS).splitlines():
+            for line in end_of(ours.events_path, MOST_EVENTS).splitlines():
                 with contextlib.suppress(ValueError, RecursionError):
                     event = json.loads(line)
                     if isinstance(event, dict) and event.get("kind") == RECORDING:
                         found = [Path(str(event.get("text", "")).rpartition(" in ")[2])]
     there = [path for path in found if path.is_file()]
     return max(there, key=lambda path: path.stat().st_mtime, default=None)
-
-
-def _end_of(path: Path, most: int) -> str:
-    """The last whole lines of a file, ``most`` bytes at most. Raises OSError."""
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - most))
-        raw = file.read(most)
-    if size > most:
-        raw = raw.partition(b"\n")[2]
-    return raw.decode("utf-8", "replace")
 
 
 def _size(nbytes: int) -> str:
