@@ -767,12 +767,9 @@ class Daemon(Node):
 
         def found(one: Found) -> None:
             peer = PeerId(one.peer)
-            if (
-                one.run_id == manifest.run_id
-                and peer != me
-                and peer not in met
-                and len(met) < LAN_PEERS
-            ):
+            # One that was met may have other addresses now.
+            welcome = peer in met or len(met) < LAN_PEERS
+            if one.run_id == manifest.run_id and peer != me and welcome:
                 met.add(peer)
                 self.transport.p2p.book.learn(peer, one.addresses)
                 directory.meet(one.addresses)
@@ -1250,8 +1247,8 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
             # Before others are invited. A search for the emptiest GPU takes memory on every one.
             Device.pick(config.node.device)
         daemon = uvloop.run(body())
-        if daemon.moved:
-            again(daemon.to_stage)
+        if daemon.moved and daemon.manifest is not None:
+            again(daemon.to_stage, daemon.manifest.run_id)
         if daemon.interrupted:
             return int(ExitCode.INTERRUPTED)
         return int(ExitCode.OK)

@@ -33,7 +33,7 @@ from node.outer.register import CellReader
 from node.reach.interfaces import without_bridges
 from node.reach.standing import Standing
 from node.telemetry.events import Event, Journal
-from node.transport.addresses import host_of
+from node.transport.addresses import ADDRESSES_KEPT, host_of
 from protos import ask_pb2 as ask
 from protos import control_pb2 as pb
 
@@ -354,7 +354,7 @@ class OperatorService(SnapshotBuilder, DaemonWindow):
             raise NetworkFault("no swarm yet", "wait until tutti status shows one")
         named = [place for place in d.config.node.join if place.startswith("/")]
         own = without_bridges(d.transport.reachable.multiaddrs(), host_of)
-        known = own + d.open_peers() + named
+        known = own[:ADDRESSES_KEPT] + d.open_peers() + named
         addresses = fitting_addresses(known)
         text = Invite(m.run_id, m.swarm.owner, addresses, d.config.admission).encode()
         closed = d.transport.reachable.standing is Standing.CLOSED

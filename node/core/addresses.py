@@ -1,7 +1,12 @@
 """From where an IP address can be reached. Standard library only."""
 
 import ipaddress
+from collections import Counter
+from collections.abc import Callable, Iterable
 from enum import IntEnum
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class Scope(IntEnum):
@@ -48,6 +53,20 @@ def scope(host: str) -> Scope:
     if address.is_global:
         return Scope.PUBLIC
     return Scope.PRIVATE
+
+
+def in_turns(addresses: Iterable[T], host: Callable[[T], str]) -> list[T]:
+    """The addresses in another order: scopes and families take turns, so that whoever keeps only
+    the first few has some of each. A machine with privacy extensions (RFC 8981) has eight public
+    IPv6 addresses after a week. ``host``: the host of an address."""
+    turns = Counter[tuple[Scope, bool]]()
+    waiting: list[tuple[int, T]] = []
+    for address in addresses:
+        name = host(address)
+        kind = scope(name), ":" in name
+        waiting.append((turns[kind], address))
+        turns[kind] += 1
+    return [address for _, address in sorted(waiting, key=lambda one: one[0])]
 
 
 def join_host(host: str, port: int) -> str:

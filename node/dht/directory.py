@@ -5,7 +5,7 @@ import asyncio
 import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
 
 import node.core.bare  # noqa: F401  first: hivemind without its averager and optimizer
@@ -51,6 +51,8 @@ processor time, every few seconds, for ever."""
 FRESH_S = 0.5
 """A walk that posts a record asks as many nodes as a walk for a reading, and gets all records. So
 a reading that begins within these seconds of such a walk asks nobody."""
+SEED_ADDRESSES = 16
+"""Addresses of one bootstrap peer that are tried: as many as an invite may name."""
 ATTACH_S = 120.0
 """For p2pd to take the DHT's handlers. Its supervisor replaces one that does not answer sooner, and
 hivemind waits for ever for one that is gone."""
@@ -139,7 +141,8 @@ class Directory:
         does not answer is waited for ``ATTACH_S`` here, and from then on in the background, until
         there is another one. Raises UsageFault for one that is not a multiaddr with /p2p/.
         """
-        self._seeds |= _by_peer(initial_peers)
+        # After a restart these are those of the start: what was heard since is newer.
+        self._seeds = _merged(self._seeds, _by_peer(initial_peers))
         guard.install()
         if self._attaching is not None:
             self._attaching.cancel()
@@ -187,9 +190,9 @@ class Directory:
             await self.attach(self._p2p)
 
     def meet(self, multiaddrs: Sequence[str]) -> None:
-        """One more bootstrap peer, tried from now on for as long as it is missing. Raises
-        UsageFault as :meth:`attach`."""
-        self._seeds = _by_peer(multiaddrs) | self._seeds
+        """A bootstrap peer, or new addresses of one, tried from now on for as long as it is
+        missing. Raises UsageFault as :meth:`attach`."""
+        self._seeds = _merged(_by_peer(multiaddrs), self._seeds)
 
     async def publish(self, body: PeerBody, times: float = 1.0, topic: str = PEERS) -> bool:
         """Post ``body`` under ``topic``, that of a cell or ``peers``, for ``times`` ``ttl_s``. The
@@ -450,6 +453,18 @@ def _by_peer(multiaddrs: Iterable[str]) -> dict[PeerId, list[Multiaddr]]:
                 "copy it from `tutti peers` of a running peer",
             ) from e
         out.setdefault(peer, []).append(address)
+    return out
+
+
+def _merged(
+    newer: Mapping[PeerId, list[Multiaddr]], older: Mapping[PeerId, list[Multiaddr]]
+) -> dict[PeerId, list[Multiaddr]]:
+    """The addresses of every peer, the newer ones first: a peer may have moved, or may be back at
+    its old place."""
+    out: dict[PeerId, list[Multiaddr]] = {}
+    for peer in dict.fromkeys([*newer, *older]):
+        every = dict.fromkeys([*newer.get(peer, ()), *older.get(peer, ())])
+        out[peer] = list(every)[:SEED_ADDRESSES]
     return out
 
 

@@ -119,28 +119,22 @@ class PlacesByPeer(Generic[H]):
 
         The caller ends what ``evicted`` names; its place is gone already.
         """
-        if self.held_by(peer) >= self.per_peer:
-            return Taken(f"{self.per_peer} {self.what} of this peer are open")
-        evicted: H | None = None
-        if self.established(peer):
-            if len(self._holders) >= self.total:
-                evicted = self._greediest()
-                if evicted is None:
-                    return Taken(f"all {self.total} {self.what} are taken by peers of the run")
-            self._enter(holder, peer, None, evicted)
-            return Taken(evicted=evicted)
-        share = self.total // 2
-        if self._strangers >= share or len(self._holders) >= self.total:
-            evicted = self._greedier(peer, block)
-            if evicted is None and self._by_turns:
-                evicted = self._served(peer, block, now)
-            if evicted is None:
-                return Taken(f"the {share} {self.what} for strangers are taken")
-        self._enter(holder, peer, block, evicted)
+        established = self.established(peer)
+        found = self._found(peer, established, block, now)
+        if not found:
+            return found
+        if established:
+            self._enter(holder, peer, None, found.evicted)
+            return found
+        self._enter(holder, peer, block, found.evicted)
         if self._by_turns:
             self._since[holder] = now
             self._had_turn(peer)
-        return Taken(evicted=evicted)
+        return found
+
+    def has_room(self, peer: PeerId, block: str = "", now: float = 0.0) -> bool:
+        """Return True if :meth:`take` would give ``peer`` a place."""
+        return bool(self._found(peer, self.established(peer), block, now))
 
     def leave(self, holder: H) -> None:
         """Give a place back. A holder that has none, or lost it, changes nothing."""
@@ -161,6 +155,28 @@ class PlacesByPeer(Generic[H]):
             del held[peer]
         if not held:
             del self._blocks[block]
+
+    def _found(self, peer: PeerId, established: bool, block: str, now: float) -> Taken[H]:
+        """The answer to a request for a place; nothing is changed."""
+        if self.held_by(peer) >= self.per_peer:
+            return Taken(f"{self.per_peer} {self.what} of this peer are open")
+        full = len(self._holders) >= self.total
+        if established:
+            if not full:
+                return Taken()
+            evicted = self._greediest()
+            if evicted is None:
+                return Taken(f"all {self.total} {self.what} are taken by peers of the run")
+            return Taken(evicted=evicted)
+        share = self.total // 2
+        if self._strangers < share and not full:
+            return Taken()
+        evicted = self._greedier(peer, block)
+        if evicted is None and self._by_turns:
+            evicted = self._served(peer, block, now)
+        if evicted is None:
+            return Taken(f"the {share} {self.what} for strangers are taken")
+        return Taken(evicted=evicted)
 
     def _enter(self, holder: H, peer: PeerId, block: str | None, evicted: H | None) -> None:
         if evicted is not None:

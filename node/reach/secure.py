@@ -39,7 +39,13 @@ PIECE = 1 << 16
 HELD = 1 << 20
 """Bytes of TLS records that may wait for their reader."""
 CERTIFICATE_BYTES = 4096
-DAY_S = 86400
+BEGIN = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+"""Begin of a certificate's validity: the time that a machine without a battery for its clock begins
+with. A certificate is pinned and lives as long as its process, so its dates say nothing, but TLS
+compares them with the clock: a process that runs for years, or began with a wrong clock, must be
+called all the same."""
+NO_END = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.UTC)
+"""End of a certificate's validity: none (RFC 5280, 4.1.2.5)."""
 _CALLER = "tutti/relayed/caller/1"
 _CALLEE = "tutti/relayed/callee/1"
 _PROOF = struct.Struct(f">{NONCE_BYTES}s{SIGNATURE_BYTES}s")
@@ -247,21 +253,19 @@ def _server(certificate: bytes, key: bytes) -> ssl.SSLContext:
 # ------------------------------------------------------------ certificates
 
 
-def make_certificate(wall: float) -> ServerCertificate:
-    """A new key and certificate, valid from a day before Unix second ``wall`` (clocks differ) for a
-    year."""
+def make_certificate() -> ServerCertificate:
+    """A new key and certificate, valid from :data:`BEGIN` to :data:`NO_END`."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = _name_of(key.public_key())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    begin = datetime.datetime.fromtimestamp(wall - DAY_S, datetime.UTC)
     made = (
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(subject)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(begin)
-        .not_valid_after(begin + datetime.timedelta(days=366))
+        .not_valid_before(BEGIN)
+        .not_valid_after(NO_END)
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_USAGE, critical=True)

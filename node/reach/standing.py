@@ -2,11 +2,12 @@
 Pure. Enters: reports of single peers, the time. Leaves: open or closed, the peers to ask next,
 addresses that were proven. Never: a claim of this peer itself."""
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from node.core.addresses import Scope, scope
+from node.core.addresses import Scope, in_turns, scope
 from node.core.ids import PeerId
 
 ASKED_AT_ONCE = 3
@@ -32,9 +33,9 @@ class Standing(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ReachReport:
-    """Findings of the peer ``by``: it sees this peer at ``host`` (port ``port``), and could connect
-    from there to the TCP ports in ``open`` of this peer. ``far``: it has a public address itself,
-    so it speaks for everybody and not for a LAN only."""
+    """Findings of the peer ``by``: it sees this peer at ``host`` (TCP port ``port``, 0 over QUIC),
+    and could connect from there to the TCP ports in ``open`` of this peer. ``far``: it has a public
+    address itself, so it speaks for everybody and not for a LAN only."""
 
     by: PeerId
     host: str
@@ -88,18 +89,33 @@ class Reach:
         return 2 * sum(self.ports[1] in r.open for r in fresh) > len(fresh)
 
     def seen(self, now: float) -> tuple[tuple[str, int], ...]:
-        """(host, port) under which others see the connections that this peer makes, the newest
-        first, at most four."""
-        found = sorted(self._reports.values(), key=lambda r: -r.at)
-        return tuple(
-            dict.fromkeys((r.host, r.port) for r in found if r.host and now - r.at < STALE_S)
-        )[:4]
+        """(host, port) under which others see the connections that this peer makes, at most four:
+        of each scope and family those first that most peers see, then the newest."""
+        places = [(r.host, r.port) for r in self._told(now) if r.host]
+        reporters = Counter(places)
+        found = sorted(reporters, key=lambda place: -reporters[place])
+        return tuple(in_turns(found, lambda place: place[0])[:4])
 
-    def public(self, now: float) -> tuple[str, ...]:
-        """Public addresses under which this peer is seen."""
-        return tuple(
-            dict.fromkeys(host for host, _ in self.seen(now) if scope(host) is Scope.PUBLIC)
-        )
+    def public(self, now: float, port: int) -> tuple[str, ...]:
+        """Public hosts as which this peer is seen, and where its ``port`` answered. Where several
+        peers see it, two have to see the same host: one alone may lie. Those that see it over IPv6
+        say nothing of its IPv4 host; its own IPv6 addresses are known without them."""
+        reports = self._from_outside(now)
+        four = [r for r in reports if ":" not in r.host]
+        found: list[str] = []
+        for among in (four, reports):
+            reporters = Counter(r.host for r in among)
+            enough = min(2, len(among))
+            found += [r.host for r in among if port in r.open and reporters[r.host] >= enough]
+        return tuple(dict.fromkeys(found))
+
+    def moving_ports(self, now: float) -> bool:
+        """Return True if the router gives every connection another port: several peers see one
+        public host, and no two of them the same port."""
+        reports = [r for r in self._from_outside(now) if r.port]
+        hosts = Counter(r.host for r in reports)
+        places = Counter((r.host, r.port) for r in reports)
+        return max(hosts.values(), default=0) > 1 and max(places.values()) == 1
 
     def whom_to_ask(self, connected: Iterable[PeerId], now: float) -> list[PeerId]:
         """Peers that should be asked now, at most three at a time."""
@@ -114,9 +130,16 @@ class Reach:
             self._asked[peer] = now
         return chosen
 
+    def _told(self, now: float) -> list[ReachReport]:
+        """The reports that count, the newest first."""
+        fresh = (r for r in self._reports.values() if now - r.at < STALE_S)
+        return sorted(fresh, key=lambda r: -r.at)
+
+    def _from_outside(self, now: float) -> list[ReachReport]:
+        """The reports of peers that see a public address of this one, the newest first."""
+        return [r for r in self._told(now) if scope(r.host) is Scope.PUBLIC]
+
     def _fresh(self, now: float) -> list[ReachReport]:
-        fresh = sorted(
-            (r for r in self._reports.values() if now - r.at < STALE_S), key=lambda r: -r.at
-        )
-        far = [r for r in fresh if r.far]
-        return (far or fresh)[:ASKED_AT_ONCE]
+        told = self._told(now)
+        far = [r for r in told if r.far]
+        return (far or told)[:ASKED_AT_ONCE]

@@ -6,6 +6,7 @@ import ipaddress
 import re
 from collections.abc import Sequence
 
+from node.core.addresses import in_turns
 from node.core.addresses import join_host as join_host
 from node.core.errors import WireError
 from node.core.ids import PeerId
@@ -118,7 +119,8 @@ def ip_of(multiaddr: str) -> tuple[str, int] | None:
 
 
 class AddressBook:
-    """Addresses to dial peers at: the newest eight of the 4096 peers learned last."""
+    """Addresses to dial peers at: the newest eight of the 4096 peers learned last, some of each
+    scope and family."""
 
     def __init__(self, me: PeerId) -> None:
         self._me = me
@@ -127,7 +129,7 @@ class AddressBook:
     def learn(self, peer: PeerId, multiaddrs: Sequence[str]) -> None:
         """Remember multiaddrs that end in ``peer``; other text is ignored."""
         good = []
-        for text in multiaddrs[:ADDRESSES_KEPT]:
+        for text in in_turns(multiaddrs, host_of)[:ADDRESSES_KEPT]:
             with contextlib.suppress(WireError):
                 address, named = split_multiaddr(text)
                 if named == peer:

@@ -136,7 +136,7 @@ class Transport:
         self.p2p = P2pDaemon(identity, settings, journal, on_error)
         self.p2p.slack = lambda: self.patience.slack(time.monotonic())
         self._tasks = Tasks("transport", on_error)
-        self._certificate = make_certificate(time.time())
+        self._certificate = make_certificate()
         self._desk = ServiceDesk()
         self._serving = False
         self._tokens = Tokens(established=lambda peer: self.established(peer))
@@ -227,7 +227,10 @@ class Transport:
             lambda: self._port,
             lambda p: self._tokens.knows(p) and not self._banned(p),
             self._carry,
+            established=lambda peer: self.established(peer),
+            block=self.p2p.block,
         )
+        self._tunnel_end.on_refusal = lambda peer: self.refusals.count("connection", peer)
         self._bypass = Bypass(
             self.p2p,
             self._arrivals,

@@ -1,6 +1,5 @@
-"""Traffic of a peer: all that it sends and receives is counted, and kept under the operator's caps;
-and seats for the calls and streams that others may have open here at once.
-Enters: sizes of gRPC messages, p2pd's traffic. Leaves: turns to send and to read, seats.
+"""Traffic of a peer: all that it sends and receives is counted, and kept under the operator's caps.
+Enters: sizes of gRPC messages, p2pd's traffic. Leaves: turns to send and to read.
 
 Where a cap is set, a message of :data:`BULK` bytes or more waits for its turn before it is handed
 to gRPC. A received message waits before it is handed on; its sender waits with it, for HTTP/2 lets
@@ -10,7 +9,7 @@ count. The counts are the bytes that a network interface counts: :func:`on_wire`
 
 import asyncio
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import (
     AsyncIterable,
     AsyncIterator,
@@ -24,7 +23,6 @@ from typing import Any
 
 import psutil
 
-from node.core.ids import PeerId
 from node.reach import shares
 
 BULK = 4096
@@ -59,31 +57,6 @@ def on_wire(nbytes: int, messages: int = 1) -> int:
 def acknowledged(nbytes: int) -> int:
     """Bytes that go the other way for ``nbytes`` that came."""
     return HEADERS * (1 + nbytes // (SEGMENT * PER_ACK))
-
-
-class Seats:
-    """Concurrent holds, limited for each peer and in all."""
-
-    def __init__(self, per_peer: int, total: int) -> None:
-        self.per_peer = per_peer
-        self.total = total
-        self._held: Counter[PeerId] = Counter()
-
-    def free(self, peer: PeerId) -> bool:
-        """Return True if :meth:`take` would succeed."""
-        return self._held[peer] < self.per_peer and self._held.total() < self.total
-
-    def take(self, peer: PeerId) -> bool:
-        """Hold a seat until :meth:`leave`; False when there is none."""
-        if not self.free(peer):
-            return False
-        self._held[peer] += 1
-        return True
-
-    def leave(self, peer: PeerId) -> None:
-        """Give one seat back."""
-        # Subtracting in place, a counter forgets a key whose count is zero.
-        self._held -= Counter([peer])
 
 
 class Moved:

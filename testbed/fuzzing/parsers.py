@@ -525,7 +525,7 @@ def _texts() -> dict[str, tuple[Parser, Callable[[], Sequence[bytes]]]]:
         ),
         "certificate": (
             Parser(check_certificate),
-            lambda: [make_certificate(NOW).pem],
+            lambda: [make_certificate().pem],
         ),
         "address": (
             Parser(partial(_text, _addresses)),

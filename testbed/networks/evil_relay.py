@@ -2,7 +2,6 @@
 replay, stall, cut."""
 
 import asyncio
-import time
 from typing import Any
 
 from node.core.errors import PeerFault, Refused, WireError
@@ -37,7 +36,7 @@ class EvilRelay(Relay):
         self.recorded: list[bytes] = []
         self.answers: list[bytes] = []
         self.active = True
-        self._shown = make_certificate(time.time())
+        self._shown = make_certificate()
 
     async def _carry(
         self,

@@ -37,7 +37,7 @@ async def test_a_body_arrives_only_when_its_last_byte_does() -> None:
         await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no seat is free")
         return b""
 
-    certificate = make_certificate(time.time())
+    certificate = make_certificate()
     server = grpc.aio.server()
     handler = {"Tell": grpc.unary_unary_rpc_method_handler(tell)}
     server.add_generic_rpc_handlers(

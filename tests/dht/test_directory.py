@@ -48,6 +48,39 @@ async def test_a_bootstrap_peer_that_starts_later_is_found(swarm, body) -> None:
     await both_see(early, directory)
 
 
+async def test_a_bootstrap_peer_that_has_moved_is_found_at_its_new_address(swarm, body) -> None:
+    mover = swarm.identity()
+    gone = await swarm.p2p(mover)
+    old = await addresses(gone)
+    await gone.shutdown()
+    stays, p2p_stays = await swarm.node(old)
+    await stays.publish(body("stays"))
+
+    directory = swarm.directory(mover)
+    p2p = await swarm.p2p(mover)
+    await directory.attach(p2p)
+    await directory.publish(body("mover"))
+    new = await addresses(p2p)
+    stays.meet(new)
+    await both_see(stays, directory)
+    known = [f"{at}/p2p/{mover.peer_id}" for at in stays._seeds[mover.peer_id]]
+    assert known == [*new, *old], "it may be back at its old place"
+
+    await stays.attach(p2p_stays, old)
+    known = [f"{at}/p2p/{mover.peer_id}" for at in stays._seeds[mover.peer_id]]
+    assert known == [*new, *old], "a restart of p2pd brings up old addresses only"
+
+
+async def test_few_addresses_of_a_bootstrap_peer_are_kept(swarm) -> None:
+    identity = swarm.identity()
+    directory = swarm.directory(swarm.identity())
+    for number in range(100):
+        directory.meet([f"/ip4/10.0.0.{number}/tcp/1/p2p/{identity.peer_id}"])
+    (kept,) = directory._seeds.values()
+    newest = range(99, 99 - directory_module.SEED_ADDRESSES, -1)
+    assert [str(at) for at in kept] == [f"/ip4/10.0.0.{n}/tcp/1" for n in newest]
+
+
 async def test_after_a_restart_of_p2pd_the_record_is_posted_again(swarm, body) -> None:
     one, p2p_one = await swarm.node()
     seeds = await addresses(p2p_one)

@@ -84,7 +84,10 @@ def test_books_balance_whatever_comes() -> None:
             held.discard(gone)
             continue
         peer = dice.choice([MEMBER, *(PeerId(f"p{i}") for i in range(9))])
-        taken = some.take(str(number), peer, dice.choice("abc"))
+        block = dice.choice("abc")
+        room = some.has_room(peer, block)
+        taken = some.take(str(number), peer, block)
+        assert bool(taken) == room
         if taken:
             held.add(str(number))
         if taken.evicted is not None:

@@ -2,10 +2,14 @@
 between."""
 
 import asyncio
+import datetime
 import socket
-import time
+import ssl
 
+import grpc
+import grpc.aio
 import pytest
+from cryptography import x509
 
 from node.core.errors import PeerFault, Refused, WireError
 from node.identity.keys import Identity
@@ -14,7 +18,7 @@ from node.reach.secure import make_certificate
 from node.transport.frames import StreamEnded, read_frame, write_frame
 
 RUN = "7" * 64
-SHOWN = make_certificate(time.time())
+SHOWN = make_certificate()
 A = Identity.ephemeral()
 B = Identity.ephemeral()
 MALLORY = Identity.ephemeral()
@@ -107,7 +111,7 @@ async def test_a_relay_that_ends_tls_towards_both_is_noticed_by_both() -> None:
     """Mallory holds a TLS session with each end and passes on their signatures."""
     near, toward_a = await wires()
     toward_b, far = await wires()
-    own = make_certificate(time.time())
+    own = make_certificate()
 
     async def between() -> None:
         as_b = secure.Secured(*toward_a, secure._server(own.pem, own.key), server=True)
@@ -153,3 +157,35 @@ async def test_nonsense_is_a_wire_error(said: bytes) -> None:
     near[1].write_eof()
     with pytest.raises(WireError):
         await asyncio.wait_for(secure.answer(*far, B, SHOWN, RUN), 60)
+
+
+def test_a_certificate_holds_at_any_time() -> None:
+    """A daemon may run for years, or begin with a clock that is years off."""
+    made = x509.load_pem_x509_certificate(make_certificate().pem)
+    assert made.not_valid_before_utc <= datetime.datetime.fromtimestamp(0, datetime.UTC)
+    # RFC 5280, 4.1.2.5: no well-defined expiration
+    assert made.not_valid_after_utc == datetime.datetime(9999, 12, 31, 23, 59, 59, 0, datetime.UTC)
+
+
+async def test_a_certificate_without_an_end_is_accepted_by_grpc_and_by_python() -> None:
+    async def echo(request: bytes, context: object) -> bytes:
+        return request
+
+    server = grpc.aio.server()
+    methods = {"Echo": grpc.unary_unary_rpc_method_handler(echo)}
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test.Any", methods),))
+    own = grpc.ssl_server_credentials([(SHOWN.key, SHOWN.pem)])
+    port = server.add_secure_port("127.0.0.1:0", own)
+    await server.start()
+    try:
+        pinned = grpc.ssl_channel_credentials(SHOWN.pem)
+        name = [("grpc.ssl_target_name_override", SHOWN.name)]
+        async with grpc.aio.secure_channel(f"127.0.0.1:{port}", pinned, name) as channel:
+            assert await channel.unary_unary("/test.Any/Echo")(b"hello", timeout=10) == b"hello"
+        context = ssl.create_default_context(cadata=SHOWN.pem.decode())
+        _, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=context, server_hostname=SHOWN.name
+        )
+        writer.close()
+    finally:
+        await server.stop(None)

@@ -2,6 +2,9 @@
 
 import asyncio
 import contextlib
+import errno
+import os
+import shutil
 import socket
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -9,8 +12,9 @@ from unittest.mock import AsyncMock, Mock, call
 
 import pytest
 
-from node.core.errors import PeerFault
+from node.core.errors import NetworkFault, PeerFault
 from node.core.ids import PeerId
+from node.core.tasks import Tasks
 from node.core.version import BYPASS_SINCE, Protocols
 from node.identity.faults import TokenBucket
 from node.reach.settings import ReachSettings
@@ -216,6 +220,26 @@ async def test_a_punched_socket_is_carried_if_it_shows_the_ticket(monkeypatch, r
     assert end.carry.await_args_list == [call(peer, here)] * right
     assert here.fileno() == -1
     there.close()
+
+
+@pytest.mark.parametrize("error", [errno.EAFNOSUPPORT, errno.EMFILE])
+async def test_a_target_without_a_socket_for_it_is_one_that_does_not_open(monkeypatch, error):
+    none = Mock(side_effect=OSError(error, os.strerror(error)))
+    monkeypatch.setattr(punch, "socket", Mock(socket=none))
+    failed = []
+    tasks = Tasks("test", lambda name, why: failed.append(why))
+    with pytest.raises(NetworkFault, match="none of 1 addresses opened a connection"):
+        await punch.open_connection(4001, [("2600::1", 4001)], tasks)
+    assert none.called
+    assert not failed, "a failed task would end the daemon"
+
+
+async def test_without_a_socket_for_its_tunnel_a_peer_cannot_be_reached(swarm):
+    a = await swarm(started=False)
+    shutil.rmtree(a.p2p.runtime)
+    met = Mock(peer=PeerId("peer"))
+    with pytest.raises(PeerFault, match="no socket for a tunnel: .*No such file"):
+        await a.lines._through_socket(met, AsyncMock(), 5.0, False)
 
 
 # ----------------------------------------------------------- arrivals

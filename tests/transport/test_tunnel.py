@@ -17,8 +17,11 @@ from node.core.ids import PeerId
 from node.transport.ways import tunnel
 from node.transport.ways.punch import hand_over
 from node.transport.ways.tunnel import CONNECTIONS_PER_PEER, Tunnel, TunnelEnd, carry_over, splice
+from tests.transport.conftest import introduce, tell
 
 A = PeerId("a")
+B = PeerId("b")
+MEMBER = PeerId("member")
 
 
 async def streams_of(end: socket.socket):
@@ -57,10 +60,11 @@ async def echo():
 
     async def serve(reader, writer) -> None:
         connections.append(writer)
-        length = int.from_bytes(await reader.readexactly(4), "big")
-        data = await reader.readexactly(length)
-        writer.write(hashlib.sha256(data).digest() + data)
-        await writer.drain()
+        with suppress(asyncio.IncompleteReadError):  # a tunnel that ends before it says anything
+            length = int.from_bytes(await reader.readexactly(4), "big")
+            data = await reader.readexactly(length)
+            writer.write(hashlib.sha256(data).digest() + data)
+            await writer.drain()
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
@@ -101,6 +105,116 @@ async def test_strangers_and_excess_tunnels_are_closed(echo):
     assert [await asyncio.wait_for(reader.read(), 10) for reader, _ in opened] == [b""] * len(
         opened
     )
+
+
+@pytest.fixture
+async def crowd(echo, monkeypatch):
+    """Eight keys of one address block that hold the places of strangers; yields (the end, a
+    function that opens one more tunnel of a peer over a stream or a socket, the readers of the
+    eight, the peers that were refused or lost a place)."""
+    monkeypatch.setattr(tunnel, "CONNECTIONS", 16)
+    refused: list[PeerId] = []
+    end = TunnelEnd(
+        "127.0.0.1",
+        lambda: echo[0],
+        lambda peer: True,
+        established=lambda peer: peer == MEMBER,
+        block=lambda peer: peer.partition("-")[0],
+    )
+    end.on_refusal = refused.append
+    wire = Wire(end)
+    flights = set()
+    writers: list[asyncio.StreamWriter] = []
+
+    async def opened(peer: PeerId, way: str = "stream") -> asyncio.StreamReader:
+        if way == "stream":
+            reader, writer = await wire.open_stream(peer, tunnel.STREAM)
+        else:
+            near, far = socket.socketpair()
+            flights.add(asyncio.ensure_future(end.carry(peer, far)))
+            reader, writer = await streams_of(near)
+        writers.append(writer)
+        return reader
+
+    held = [await opened(PeerId(f"crowd-{n}")) for n in range(8)]
+    await echoes(echo, 8)
+    yield end, opened, held, refused
+    for task in (*wire.serving, *flights):
+        task.cancel()
+    await asyncio.gather(*wire.serving, *flights, return_exceptions=True)
+    for writer in writers:
+        writer.close()
+
+
+async def echoes(echo, count: int) -> None:
+    """Wait until the server has had this many connections."""
+    async with asyncio.timeout(10):
+        while len(echo[1]) < count:  # noqa: ASYNC110 - the server has no event for it
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("way", ["stream", "socket"])
+async def test_strangers_leave_half_of_the_tunnels_to_established_peers(echo, crowd, way):
+    end, opened, _, refused = crowd
+    ninth = PeerId("crowd-8")
+    assert not end.welcomes(ninth)
+    assert await asyncio.wait_for((await opened(ninth, way)).read(), 10) == b""
+    assert refused == [ninth]
+    assert end.welcomes(MEMBER)
+    for _ in range(8):
+        await opened(MEMBER, way)
+    await echoes(echo, 16)
+    assert refused == [ninth], "nobody had to give way"
+
+
+@pytest.mark.parametrize("way", ["stream", "socket"])
+async def test_a_newcomer_takes_the_tunnel_of_a_crowd(echo, crowd, way):
+    end, opened, held, refused = crowd
+    newcomer = PeerId("newcomer-0")
+    assert end.welcomes(newcomer)
+    last = await opened(newcomer, way)
+    await echoes(echo, 9)
+    ended, _ = await asyncio.wait(
+        [asyncio.ensure_future(reader.read()) for reader in (*held, last)],
+        timeout=10,
+        return_when=asyncio.FIRST_COMPLETED,
+    )
+    assert [task.result() for task in ended] == [b""]
+    assert refused == ["crowd-0"]
+    assert not last.at_eof()
+    assert len(end._places) == 8
+
+
+async def test_a_tunnel_that_gives_way_over_a_socket_is_closed(echo, monkeypatch):
+    monkeypatch.setattr(tunnel, "CONNECTIONS", 4)
+    end = TunnelEnd("127.0.0.1", lambda: echo[0], lambda peer: True, block=lambda peer: peer)
+    tasks = set()
+    ends: list[socket.socket] = []
+    for peer in (A, A, B):
+        near, far = socket.socketpair()
+        ends.append(near)
+        tasks.add(asyncio.ensure_future(end.carry(peer, far)))
+        await asyncio.sleep(0)
+    done, held = await asyncio.wait(tasks, timeout=10, return_when=asyncio.FIRST_COMPLETED)
+    assert [task.exception() for task in done] == [None]
+    assert len(held) == 2
+    ends[1].settimeout(10)
+    assert ends[1].recv(1) == b""
+    for task in held:
+        task.cancel()
+    await asyncio.gather(*held, return_exceptions=True)
+    for near in ends:
+        near.close()
+
+
+async def test_members_of_the_run_have_tunnels_where_a_stranger_holds_its_share(swarm):
+    a, b, c = introduce(*[await swarm(force_tunnel=True) for _ in range(3)])
+    b._tunnel_end._places.total = 2
+    assert await tell(a, b.peer_id) == a.peer_id
+    b.established = lambda peer: peer == c.peer_id
+    assert await tell(c, b.peer_id) == c.peer_id
+    assert await tell(a, b.peer_id) == a.peer_id
+    assert (b._tunnel_end._places.strangers, len(b._tunnel_end._places)) == (1, 2)
 
 
 async def test_a_tunnel_to_nobody_ends_its_connection(tmp_path):

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Container, Sequence
 from dataclasses import dataclass
 
-from node.core.addresses import Scope, scope
+from node.core.addresses import Scope, in_turns, scope
 from node.core.errors import NetworkFault, PeerFault
 from node.core.ids import PeerId, short
 from node.core.newest import Newest
@@ -44,6 +44,8 @@ OBSERVERS_KEPT = 16
 """Peers that can tell how they see a connection, which are remembered."""
 PORTS = 4
 """Ports that one question may ask to be dialled."""
+SIX_PUNCHED = 2
+"""IPv6 addresses of this peer that others are told for hole punching. They try four in all."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ class Reachable:
 
     def multiaddrs(self) -> list[str]:
         """Multiaddrs under which others may reach this peer, each with its PeerId, the most likely
-        first."""
+        of each scope and family first."""
         own = self._p2p.addresses()
         if self.local:
             return own
@@ -178,17 +180,19 @@ class Reachable:
         ]
         if self.standing is Standing.OPEN:
             # A port that was mapped by hand: those who see us there have dialled it.
+            outer = self._external()[0]
             more += [
-                multiaddr(host, self._external()[0]) + mark
-                for host in self._reach.public(time.monotonic())
+                multiaddr(host, outer) + mark
+                for host in self._reach.public(time.monotonic(), outer)
             ]
         outside = [a for a in own if scope(host_of(a)) < Scope.LINK]
         kinds = address_kinds()
-        return sorted(dict.fromkeys([*more, *outside]), key=lambda a: _rank(a, kinds)) or own
+        ranked = sorted(dict.fromkeys([*more, *outside]), key=lambda a: _rank(a, kinds))
+        return in_turns(ranked, host_of) or own
 
     def targets(self) -> tuple[list[str], list[str]]:
-        """host:port that others should dial for gRPC, the most likely first; and the ones among
-        them that the router maps."""
+        """host:port that others should dial for gRPC, the most likely of each scope and family
+        first; and the ones among them that the router maps."""
         settings = self._transport
         port = self._grpc_port()
         now = time.monotonic()
@@ -204,32 +208,40 @@ class Reachable:
             if (m.protocol, m.internal) == ("tcp", port)
         ]
         hosts = [h for h in own_addresses() if settings.host != "0.0.0.0" or ":" not in h]
+        usual = [join_host(h, port) for h in hosts]
         if self._reach.bulk_open(now):
-            hosts = [*self._reach.public(now), *hosts]
-        usual = [join_host(h, port) for h in dict.fromkeys(hosts)]
+            outer = self._external()[1]
+            usual = [*(join_host(h, outer) for h in self._reach.public(now, outer)), *usual]
         loop = "::1" if settings.host == "::" else "127.0.0.1"
-        return list(dict.fromkeys([*mapped, *usual])) or [join_host(loop, port)], mapped
+        every = in_turns(dict.fromkeys([*mapped, *usual]), lambda at: at.rpartition(":")[0])
+        return every or [join_host(loop, port)], mapped
 
     def seen(self) -> list[str]:
-        """Multiaddrs at which others see this peer's libp2p port, public ones: for hole
-        punching."""
-        public = [
-            multiaddr(host, port)
-            for host, port in self._reach.seen(time.monotonic())
-            if scope(host) is Scope.PUBLIC
-        ]
+        """Multiaddrs at which others see this peer's libp2p port, public ones: for hole punching.
+        At most two of IPv6, first the one that this machine has and sends from."""
+        places = self._reach.seen(time.monotonic())
+        # A connection over QUIC has no TCP port.
+        seen = [(host, port) for host, port in places if port and scope(host) is Scope.PUBLIC]
+        own = [a for a in own_addresses() if ":" in a and scope(a) is Scope.PUBLIC]
         six = [
-            multiaddr(a, self._p2p.port)
-            for a in own_addresses()
-            if ":" in a and scope(a) is Scope.PUBLIC
+            *(at for at in seen if at[0] in own),
+            *((a, self._p2p.port) for a in own),
+            *(at for at in seen if ":" in at[0]),
         ]
-        return list(dict.fromkeys([*six, *public]))
+        four = [at for at in seen if ":" not in at[0]]
+        told = [*list(dict.fromkeys(six))[:SIX_PUNCHED], *four]
+        return [multiaddr(*at) for at in in_turns(told, lambda at: at[0])]
 
     def moving_ports(self) -> bool:
         """Return True if the router gives every connection another port (address-dependent
         mapping): nothing can be punched then."""
-        seen = self._reach.seen(time.monotonic())
-        return len({host for host, _ in seen}) < len(seen)
+        return self._reach.moving_ports(time.monotonic())
+
+    def _proven(self) -> tuple[object, ...]:
+        """What others have told about this peer's addresses, as far as it is used."""
+        now = time.monotonic()
+        public = [frozenset(self._reach.public(now, port)) for port in self._external()]
+        return frozenset(self.seen()), *public
 
     def _mappings(self) -> list[Mapping]:
         # A router below a second router maps to an address that nobody outside can dial.
@@ -356,9 +368,9 @@ class Reachable:
         far = scope(host) is Scope.PUBLIC and any(scope(host_of(e)) is Scope.PUBLIC for e in ends)
         found = frozenset(answer.reach.open) & frozenset(ports)
         if scope(host) <= Scope.PRIVATE:
-            before = self.seen()
+            before = self._proven()
             self._reach.reported(ReachReport(peer, host, port, found, far, time.monotonic()))
-            if self.seen() != before:
+            if self._proven() != before:
                 self.changed()
 
     def _note_observer(self, peer: PeerId, ends: Sequence[str], port: int) -> None:

@@ -11,14 +11,15 @@ instead of the stream.
 import asyncio
 import socket
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from node.core.errors import PeerFault
 from node.core.home import socket_target
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
+from node.identity.places import PlacesByPeer
 from node.reach.interfaces import family_of
-from node.transport.traffic import Seats
 from node.transport.ways.join import Pay, join
 
 STREAM = "/tutti/tunnel/1"
@@ -29,7 +30,9 @@ BUFFER = 1 << 20
 LINGER_S = 1.0
 """Time for the last bytes of a connection to arrive at its other end."""
 CONNECTIONS_PER_PEER = 8
+"""Tunnels of one peer that are carried here."""
 CONNECTIONS = 256
+"""Tunnels of all peers. Half of them is for established peers."""
 
 Carry = Callable[[socket.socket], Awaitable[None]]
 """Carries a connection to its other end until it ends. Raises PeerFault if it cannot."""
@@ -92,9 +95,26 @@ async def carry_over(
         far_writer.transport.abort()
 
 
+@dataclass(eq=False)
+class _Carried:
+    """A tunnel of a peer that is carried here. ``alive`` ends it when it loses its place."""
+
+    peer: PeerId
+    alive: asyncio.Timeout = field(default_factory=lambda: asyncio.timeout(None))
+
+    def end(self) -> None:
+        """End it soon, from outside."""
+        if not self.alive.expired():
+            self.alive.reschedule(0.0)
+
+
 class TunnelEnd:
     """The callee's end: hands the streams of peers that have met us to the gRPC server listening on
-    ``host``. ``pay`` as :func:`splice`'s."""
+    ``host``. ``pay`` as :func:`splice`'s.
+
+    Half of the places is for ``established`` peers. Strangers share the rest by address block
+    (``block(peer)``) and by key; one with many loses its newest tunnel to one with fewer.
+    """
 
     def __init__(
         self,
@@ -102,45 +122,72 @@ class TunnelEnd:
         port: Callable[[], int],
         welcome: Callable[[PeerId], bool],
         pay: Pay | None = None,
+        *,
+        established: Callable[[PeerId], bool] = lambda peer: False,
+        block: Callable[[PeerId], str] = lambda peer: "",
     ) -> None:
         self._host = host
         self._port = port
         self._welcome = welcome
         self._pay = pay
-        self._seats = Seats(CONNECTIONS_PER_PEER, CONNECTIONS)
+        self._block = block
+        self._places = PlacesByPeer[_Carried](
+            "tunnels", CONNECTIONS, CONNECTIONS_PER_PEER, established
+        )
+        self.on_refusal: Callable[[PeerId], None] = lambda peer: None
+        """Told of each peer that found no place, or lost one."""
 
     def welcomes(self, peer: PeerId) -> bool:
         """Return True if another tunnel of ``peer`` would be carried now."""
-        return self._welcome(peer) and self._seats.free(peer)
+        return self._welcome(peer) and self._places.has_room(peer, self._block(peer))
 
     async def serve(
         self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
-        """Carry a tunnel of ``peer`` until one side ends it. Strangers, and peers with too many
-        tunnels, are hung up on."""
-        if not self._welcome(peer) or not self._seats.take(peer):
-            return
-        try:
+        """Carry a tunnel of ``peer`` until one side ends it, or it loses its place. Strangers, and
+        peers without a place, are hung up on."""
+
+        async def to_server() -> None:
             near_reader, near_writer = await asyncio.open_connection(
                 self._host, self._port(), limit=BUFFER
             )
             await splice(reader, writer, near_reader, near_writer, self._pay)
-        finally:
-            self._seats.leave(peer)
+
+        await self._hold(peer, to_server)
 
     async def carry(self, peer: PeerId, far: socket.socket) -> None:
         """Carry a tunnel that comes over a socket; as :meth:`serve`. Closes the socket."""
+
+        async def to_server() -> None:
+            with socket.socket(family_of(self._host)) as near:
+                near.setblocking(False)
+                where = self._host, self._port()
+                await asyncio.get_running_loop().sock_connect(near, where)
+                await join(near, far)
+
         with far:
-            if not self._welcome(peer) or not self._seats.take(peer):
-                return
-            try:
-                with socket.socket(family_of(self._host)) as near:
-                    near.setblocking(False)
-                    where = self._host, self._port()
-                    await asyncio.get_running_loop().sock_connect(near, where)
-                    await join(near, far)
-            finally:
-                self._seats.leave(peer)
+            await self._hold(peer, to_server)
+
+    async def _hold(self, peer: PeerId, to_server: Callable[[], Awaitable[None]]) -> None:
+        """Give a tunnel of ``peer`` a place while ``to_server`` carries it."""
+        if not self._welcome(peer):
+            return
+        carried = _Carried(peer)
+        taken = self._places.take(carried, peer, self._block(peer))
+        if not taken:
+            self.on_refusal(peer)
+            return
+        if taken.evicted is not None:
+            self.on_refusal(taken.evicted.peer)
+            taken.evicted.end()
+        try:
+            async with carried.alive:
+                await to_server()
+        except TimeoutError:
+            if not carried.alive.expired():
+                raise
+        finally:
+            self._places.leave(carried)
 
 
 async def splice(
