@@ -7,12 +7,14 @@ two files that PEFT reads. The caller gives README.md, the model card. Tensors c
 so that no more of the model than a stage has to be in memory.
 """
 
+import contextlib
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from node.core.errors import (
     refuse,
     writing,
 )
-from node.core.home import sync
+from node.core.home import new_directory, remove_stale, sync
 from node.core.numbers import human
 from node.model.extras import Extras
 from node.model.files import (
@@ -72,6 +74,8 @@ SHARD_BYTES = 5 * 10**9
 """Bytes of tensors in one file, at most, where no tensor is larger."""
 BESIDE = 64 << 20
 """Bytes allowed for the files beside the tensors."""
+OLD = ".old"
+"""End of the name of an earlier export that makes way for a new one."""
 
 
 def config_of(
@@ -208,12 +212,46 @@ def objection(directory: Path) -> str:
     mark = _mark(directory)
     if mark is None:
         return f"{directory} is not empty and not an earlier export"
-    if foreign := [name for name in names if name not in FILES and not is_shard(name)]:
+    if foreign := _foreign(names):
         return f"{directory} is an earlier export, and holds {foreign[0]}, which is not part of it"
     card = directory / CARD
     if card.exists() and mark.get("card") != hashlib.sha256(card.read_bytes()).hexdigest():
         return f"{card} was changed since it was exported"
     return ""
+
+
+def _foreign(names: Iterable[str]) -> list[str]:
+    """The names among those of a directory that no export has given."""
+    return [name for name in names if name not in FILES and not is_shard(name)]
+
+
+def _is_export(path: Path) -> bool:
+    """Return True for a directory with nothing but files of an export."""
+    try:
+        return not _foreign(os.listdir(path))
+    except OSError:
+        return False
+
+
+def clear_up(directory: Path) -> None:
+    """Put right beside ``directory`` what exports have left that were killed: hidden directories
+    with a part of a model, which are removed, and an earlier export that had made way, which takes
+    its place again. Blocks on the disk; as far as that can be done."""
+    hidden = re.compile(rf"\.{re.escape(directory.name)}\.[0-9a-f]{{8}}({re.escape(OLD)})?")
+    with contextlib.suppress(OSError):
+        beside = [p for p in directory.parent.iterdir() if hidden.fullmatch(p.name)]
+        there = [path for path in beside if _is_export(path)]
+        for path in there:
+            if path.suffix != OLD:
+                remove_stale(path)
+        for path in there:
+            # An export that lives has both for a moment, and puts this right itself.
+            if path.suffix != OLD or path.with_suffix("").exists():
+                continue
+            if not os.path.lexists(directory):
+                path.rename(directory)
+            elif _mark(directory) is not None:
+                shutil.rmtree(path, ignore_errors=True)
 
 
 def _mark(directory: Path) -> dict[str, Any] | None:
@@ -261,6 +299,8 @@ class Export:
         self._sizes: dict[str, int] = {}
         """Bytes of each file as they should be."""
         self._staged = self.directory.with_name(f".{self.directory.name}.{secrets.token_hex(4)}")
+        self._held = -1
+        """Descriptor of that directory, open as long as this export has it; -1 for none."""
         single = ""
         if settings.adapter:
             single = "adapter_model.safetensors"
@@ -287,12 +327,18 @@ class Export:
             needed += sum(map(gguf_bytes, self._shapes.values()))
         return needed
 
+    def check(self) -> None:
+        """Check that the export may be written, after others that were killed are cleared up.
+        Raises as :func:`check_place`."""
+        clear_up(self.directory)
+        check_place(self.directory, self.needed)
+
     def open(self) -> None:
         """Make the hidden directory and the file of tensors. Raises as :func:`check_place` too."""
-        check_place(self.directory, self.needed)
+        self.check()
         with _writing(self.directory):
             self.directory.parent.mkdir(parents=True, exist_ok=True)
-            self._staged.mkdir(0o755)
+            self._held = new_directory(self._staged)
             for file in self._files:
                 file.out = self._create(file.name)
                 _write_at(file.out, memoryview(file.head), 0)
@@ -369,12 +415,20 @@ class Export:
             if why := objection(self.directory):
                 raise Refused(why, "choose a new directory, or move what is there away")
             _swap(self._staged, self.directory)
+        self._let_go()
         return sum(self._sizes.values())
 
     def discard(self) -> None:
         """Remove everything that was not published."""
         self._close()
         shutil.rmtree(self._staged, ignore_errors=True)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Close the hidden directory, which then counts as left by a process that was killed."""
+        if self._held >= 0:
+            os.close(self._held)
+            self._held = -1
 
     def _named(self, name: str) -> str:
         """The name of a tensor in the file."""
@@ -537,7 +591,7 @@ def _write_at(fd: int, data: memoryview, offset: int) -> None:
 def _swap(staged: Path, directory: Path) -> None:
     """Put ``staged`` in the place of ``directory``. A rename cannot replace a full directory, so
     the old one steps aside."""
-    aside = directory.with_name(f"{staged.name}.old")
+    aside = directory.with_name(f"{staged.name}{OLD}")
     had_old = directory.is_dir()
     if had_old:
         directory.rename(aside)
@@ -548,4 +602,8 @@ def _swap(staged: Path, directory: Path) -> None:
             aside.rename(directory)
         raise
     sync(directory.parent)
-    shutil.rmtree(aside, ignore_errors=True)
+    if had_old:
+        # Half removed it is no export that may come back, but one that was left.
+        with contextlib.suppress(OSError):
+            aside.rename(staged)
+        shutil.rmtree(staged, ignore_errors=True)

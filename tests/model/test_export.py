@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from node.core.errors import LocalFault, OutOfResources, Refused, UsageFault
 from node.model import export
 from node.model.export import Export
+from node.model.extras import Extras
 from node.model.settings import ModelSettings
 from node.model.stages import build
 from testbed.reference.unsplit import Unsplit
@@ -332,3 +333,95 @@ def test_a_large_model_is_written_in_several_files_with_an_index(tmp_path):
         assert torch.equal(parameter, tensors[name]), name
     exported(where, SMALL, tensors)
     assert not list(where.glob("model-*")), "an earlier export in shards is replaced"
+
+
+class Killed(BaseException):
+    """The process ends here: nothing is cleaned up, and its descriptors are closed."""
+
+
+def killed(out: Export) -> None:
+    out._close()
+    out._let_go()
+
+
+def begun(directory: Path) -> Export:
+    """An export that has its hidden directory and a part of the model."""
+    out = Export(directory, SMALL)
+    out.open()
+    out.put(build(SMALL, 2, 1).state_dict())
+    return out
+
+
+def test_what_a_killed_export_has_left_is_removed_by_the_next_one(tmp_path, monkeypatch):
+    where = tmp_path / "out [1]"
+    lives = begun(where)
+    killed(begun(where))
+    theirs = tmp_path / ".out [1].0123abcd"
+    theirs.mkdir()
+    (theirs / "notes.txt").write_text("mine")
+    (tmp_path / ".out [1].deadbeef").write_text("a file")
+    (tmp_path / ".other.0123abcd").mkdir()
+    assert len([p for p in tmp_path.iterdir() if p.name.startswith(".out [1].")]) == 4
+    usage = Mock(return_value=Mock(total=1 << 40, free=1 << 20))
+    with monkeypatch.context() as disk:
+        disk.setattr(export.shutil, "disk_usage", usage)
+        with pytest.raises(OutOfResources):
+            Export(where, SMALL).check()
+    left = {lives._staged.name, theirs.name, ".out [1].deadbeef", ".other.0123abcd"}
+    assert {p.name for p in tmp_path.iterdir()} == left, (
+        "also where it took the room that is needed"
+    )
+    for stage in (0, 2):
+        lives.put(build(SMALL, 2, stage).state_dict())
+    lives.publish()
+    lives.discard()
+    assert {p.name for p in tmp_path.iterdir()} == left - {lives._staged.name} | {where.name}
+
+
+@pytest.mark.parametrize("at", range(4))
+def test_an_export_killed_while_it_takes_its_place_leaves_one_there(tmp_path, monkeypatch, at):
+    """``at``: number of renames that are made before the end."""
+    where = exported(tmp_path / "out", SMALL, merged(SMALL), card="# before")
+    out = begun(where)
+    for stage in (0, 2):
+        out.put(build(SMALL, 2, stage).state_dict())
+    rename = export.Path.rename
+    left = [at]
+
+    def counted(self, target):
+        if not left[0]:
+            raise Killed
+        left[0] -= 1
+        return rename(self, target)
+
+    def half_removed(path, **how):
+        (Path(path) / "model.safetensors").unlink()
+        raise Killed
+
+    with monkeypatch.context() as end:
+        end.setattr(export.Path, "rename", counted)
+        end.setattr(export.shutil, "rmtree", half_removed)
+        with pytest.raises(Killed):
+            out.publish(Extras(card="# after"))
+    killed(out)
+    if at == 3:
+        assert not list(tmp_path.glob(".*.old")), "half of one does not come back"
+    Export(where, SMALL).check()
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert (where / "README.md").read_text() == ("# before", "# after")[at >= 2]
+    assert load_file(where / "model.safetensors").keys() == merged(SMALL).keys()
+
+
+def test_an_export_that_changes_places_with_an_earlier_one_is_left_alone(tmp_path, monkeypatch):
+    where = exported(tmp_path / "out", SMALL, merged(SMALL))
+    rename = export.Path.rename
+
+    def watched(self, target):
+        found = rename(self, target)
+        Export(where, SMALL).check()
+        return found
+
+    monkeypatch.setattr(export.Path, "rename", watched)
+    exported(where, SMALL, merged(SMALL), card="# after")
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert (where / "README.md").read_text() == "# after"

@@ -41,7 +41,7 @@ from node.core.tasks import Tasks, together
 from node.data.settings import Places
 from node.data.tokenizer import open_tokenizer
 from node.data.tokenizer_files import TokenizerFiles, named_files
-from node.model.export import Export, check_place
+from node.model.export import Export
 from node.model.extras import Extras
 from node.model.files import MODEL_FILES, TOKENIZER
 from node.model.pretrained import Weights
@@ -194,7 +194,7 @@ class Exporter:
         self._check_request()
         out = self._new()
         # An unsuitable directory is refused before anything is fetched.
-        await self._blocking(check_place, out.directory, out.needed)
+        await self._blocking(out.check)
         files = await self._all_files()
         versions = 0
         while True:
