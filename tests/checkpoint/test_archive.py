@@ -392,6 +392,43 @@ def test_a_flush_that_fails_makes_no_copy(
         shutil.rmtree(own(there, 4))
 
 
+class PowerCut(BaseException):
+    """Nothing may catch this: after a power cut no cleaning up runs."""
+
+
+@pytest.mark.parametrize("at", range(len(FILES)))
+def test_a_power_cut_in_a_copy_leaves_nothing_that_blocks_the_next(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """``at``: number of files that are written whole before it. What was not flushed is torn."""
+    there = tmp_path / "there"
+    flushed: set[str] = set()
+    fsync = os.fsync
+    writing = LocalFiles.writing
+
+    def notes(fd: int) -> None:
+        flushed.add(os.readlink(f"/proc/self/fd/{fd}"))
+        fsync(fd)
+
+    def fails(files: LocalFiles, path: str) -> Any:
+        if path.endswith(FILES[at]):
+            Path(path).write_bytes(b"a part of it")
+            for file in own(there, 4).iterdir():
+                if str(file) not in flushed:
+                    os.truncate(file, file.stat().st_size // 2)
+            raise PowerCut
+        return writing(files, path)
+
+    with monkeypatch.context() as power:
+        power.setattr(os, "fsync", notes)
+        power.setattr(LocalFiles, "writing", fails)
+        with pytest.raises(PowerCut):
+            archive_at(str(there)).save(store, STAGE, 4, keep=1)
+    archive = archive_at(str(there))
+    assert archive.save(store, STAGE, 4, keep=1).epoch == 4
+    assert {p.name for p in there.rglob("*") if p.is_file()} == {*FILES, WHOLE}
+
+
 @pytest.mark.parametrize("name", [BEGUN, WHOLE, *FILES])
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_what_somebody_planted_is_not_followed(

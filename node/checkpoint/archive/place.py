@@ -226,6 +226,9 @@ class Archive:
                 )
             self._files.make_directory(here)
             self._files.put(f"{here}/{BEGUN}", page)
+            # Torn by a power cut, the page would name no file of this attempt, and what had been
+            # written by then would be in the way of every later one.
+            self._files.sync(here, (BEGUN,))
             for name, (source, entry) in sources.items():
                 self._put(source, f"{here}/{name}", entry, goes_on)
             for name, entry in files.items():
