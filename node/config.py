@@ -52,7 +52,8 @@ _MANIFEST_AGAIN = (
 )
 MOVED = "TUTTI_MOVED"
 """Left by a daemon for the fresh image of itself: the stage it changes to, "-" for a change of its
-cell."""
+cell; and behind a space the id of its run."""
+_MOVED = re.compile(r"(-|[0-9]{0,4})( [0-9a-f]{64})?")
 LEAST_DATA = 1 << 27
 """Bytes; a stream of data reads several pieces by turns."""
 _SIZE = r"[0-9]+(\.[0-9]+)?\s*([KMGT]i?)?B?"
@@ -243,6 +244,8 @@ class NodeConfig:
     moved: str = ""
     """What :data:`MOVED` says: the stage that this process has changed to since it was started, 0
     for the ends, or "-" for a change of its cell; "" for neither."""
+    moved_run: str = ""
+    """Id of the run in which it has changed; "" for none, or where that is not known."""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Setting to where its value came from: "--p2p-port", "TUTTI_P2P_PORT", a file. Absent: built
     in."""
@@ -266,9 +269,10 @@ class NodeConfig:
         home = explicit or user_dir("data")
         usual = (explicit or user_dir("config")) / "config.toml"
         named = given.pop("config", None) or env.get("TUTTI_CONFIG")
-        moved = env.get(MOVED, "")
-        if re.fullmatch(r"-|[0-9]{0,4}", moved) is None:
-            raise UsageFault(f'{MOVED} = "{moved}"', "it is set by tutti itself: unset it")
+        mark = env.get(MOVED, "")
+        if _MOVED.fullmatch(mark) is None:
+            raise UsageFault(f'{MOVED} = "{mark}"', "it is set by tutti itself: unset it")
+        moved, _, moved_run = mark.partition(" ")
 
         merged: dict[str, tuple[Any, str]] = {}
         if usual.is_file():
@@ -295,6 +299,7 @@ class NodeConfig:
             node=NodeSettings(**tables[""]),
             sources={name: source for name, (_, source) in merged.items()},
             moved=moved,
+            moved_run=moved_run,
             **{section: kind(**tables[section]) for section, kind in SECTIONS.items()},
         )
         found.check_pauses()

@@ -84,7 +84,8 @@ class PeerBusy(LocalFault):
 
 
 def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite | None]:
-    """The swarm to run: the named one, the invite's, the one used last, or a new solo swarm."""
+    """The swarm to run: the named one, the invite's, the one in which this process has moved, the
+    one used last, or a new solo swarm."""
     places = [*ours.node.join]
     if what and _is_address(what):
         places = [what, *places]
@@ -127,15 +128,21 @@ def _is_address(text: str) -> bool:
 
 
 def last_or_solo(ours: NodeConfig) -> tuple[Manifest | None, Invite | None]:
-    """The swarm this home ran last, with the invite it came by; a new one of its own when there was
-    none (not at a rendezvous)."""
+    """The swarm this home ran last, or in which this process has moved, with the invite it came by;
+    a new one of its own when there was none (not at a rendezvous). Raises Refused where the run of
+    a move is gone from this home."""
     try:
-        known = ours.remembered()
+        known = ours.remembered(ours.moved_run)
         if known is not None:
             known[0].verify(me=who(ours))
             return known
     except Refused as e:
         return _mended(ours, e)
+    if ours.moved_run:
+        raise Refused(
+            f"run {ours.moved_run[:12]} was removed from {ours.home} while its daemon ran",
+            "start another one with  tutti start , or join this one again:  tutti join INVITE",
+        )
     if ours.node.role == "rendezvous":
         return None, None
     identity = Identity.load_or_create(ours.identity_path)
@@ -156,7 +163,7 @@ def beside(file: Path) -> Path:
 def _mended(ours: NodeConfig, why: Refused) -> tuple[Manifest | None, Invite]:
     """Source for the swarm when either its manifest or its invite is damaged: the sound invite, or
     the sound manifest with the peers that were met last. Raises ``why`` where neither will do."""
-    run_id = ours.current()
+    run_id = ours.moved_run or ours.current()
     with contextlib.suppress(Refused):
         if (invite := ours.kept_invite(run_id)) is not None:
             print(

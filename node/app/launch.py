@@ -28,8 +28,11 @@ FAULT = "tutti: "
 """Beginning of the fault that a daemon prints at its end."""
 LAST_LINES = 100
 """Number of last lines of output that are searched for the fault."""
+LAST_BYTES = 256 << 10
+"""Bytes at the end of an output in which its last lines are looked for."""
 LOG = "daemon.out"
-"""Output of a daemon that has no terminal, in its home."""
+"""Output of a daemon that has no terminal, in its home. The daemon bounds it: it has to be opened
+for appending."""
 QUIET_S = 2.0
 """Seconds of waiting for a daemon in the background before a line says so."""
 LOOK_S = 0.1
@@ -166,25 +169,36 @@ def stop_all(children: Sequence[Child]) -> list[Child]:
 
 
 def tail(log: Path, lines: int) -> str:
-    """The last lines of a file, "" for one that cannot be read."""
+    """The last lines of a file, in its last :data:`LAST_BYTES`; "" for one that cannot be read."""
     try:
-        said = log.read_text(encoding="utf-8", errors="replace")
+        said = end_of(log, LAST_BYTES)
     except OSError:
         return ""
     return "\n".join(said.splitlines()[-lines:])
 
 
+def end_of(path: Path, most: int) -> str:
+    """The last whole lines of a file, ``most`` bytes at most. Raises OSError."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - most))
+        raw = file.read(most)
+    if size > most:
+        raw = raw.partition(b"\n")[2]
+    return raw.decode("utf-8", "replace")
+
+
 def in_background(words: Sequence[str], log: Path, answers: Callable[[], bool]) -> int:
     """Start ``tutti`` with ``words`` in a session of its own, where no terminal reaches it, and
     return its process id as soon as it ``answers``. Its output goes to ``log``; the output of the
-    start before is kept beside it.
+    start before is kept beside it, until the daemon begins ``log`` anew for its size.
 
     Raises the fault that it ended with, and TimedOut. A Ctrl-C meanwhile ends it.
     """
     log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     with contextlib.suppress(FileNotFoundError):
         os.replace(log, log.with_name(f"{log.name}.1"))
-    with held(), log.open("wb") as out:
+    with held(), log.open("ab") as out:
         process = subprocess.Popen(
             [sys.executable, PROGRAM, *words],
             stdin=subprocess.DEVNULL,
@@ -299,11 +313,15 @@ def arguments_of(command: Sequence[str]) -> tuple[str, ...]:
     )
 
 
-def again(stage: int | None) -> NoReturn:
+def again(stage: int | None, run_id: str) -> NoReturn:
     """Become this program anew, with the arguments it was started with, to host ``stage``; None: as
-    these say. The process id, the identity, the ports, the parent that it ends with and the event
-    file stay. Close everything before."""
-    os.environ[MOVED] = "-" if stage is None else str(stage)
+    these say. Where they name no run it is ``run_id``: the user may have joined another one since,
+    for the next start. The process id, the identity, the ports, the parent that it ends with and
+    the event file stay. Close everything before."""
+    place = "-"
+    if stage is not None:
+        place = str(stage)
+    os.environ[MOVED] = f"{place} {run_id}"
     become(sys.orig_argv[1:])
 
 

@@ -51,6 +51,8 @@ def hosting(stage: int, memory: int = 1 << 40, main: int = 0) -> Any:
     [
         ("2", {"p2p_port": 0, "grpc_port": 5000}, 2, (0, 5000), True),
         ("3", {"stage": "1", "may_move": True, "p2p_port": 77}, 3, (77, 0), True),
+        (f"2 {MANIFEST.run_id}", {}, 2, (0, 0), True),
+        (f"- {MANIFEST.run_id}", {}, None, (0, 0), True),
         ("-", {"stage": "2"}, 2, (0, 0), True),
         ("-", {}, None, (0, 0), True),
         ("", {}, None, (0, 0), False),
@@ -87,7 +89,7 @@ def test_what_an_image_may_host_is_its_operators_word(
     assert (ours.stage, ours.open_to) == (stage, open_to)
 
 
-@pytest.mark.parametrize("text", ["x", "2:4001", "-1", "2-", "20000"])
+@pytest.mark.parametrize("text", ["x", "2:4001", "-1", "2-", "20000", "2 ../..", "2 abc"])
 def test_a_mark_that_tutti_did_not_leave_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(UsageFault, match=MOVED):
         config(tmp_path, {MOVED: text})
@@ -383,10 +385,10 @@ def test_the_image_is_started_as_this_one_was(monkeypatch: pytest.MonkeyPatch) -
     # This process goes on, and with it its Ctrl-C.
     monkeypatch.setattr(launch.interrupts, "block", lambda *numbers: None)
     monkeypatch.setenv(MOVED, "")
-    launch.again(2)
+    launch.again(2, MANIFEST.run_id)
     assert called == [
         (launch.sys.executable, [launch.sys.executable, "-m", "cli", "start", "--name", "x"])
     ]
-    assert launch.os.environ[MOVED] == "2"
-    launch.again(None)
-    assert launch.os.environ[MOVED] == "-"
+    assert launch.os.environ[MOVED] == f"2 {MANIFEST.run_id}"
+    launch.again(None, MANIFEST.run_id)
+    assert launch.os.environ[MOVED] == f"- {MANIFEST.run_id}"
