@@ -10,6 +10,7 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -228,7 +229,7 @@ async def assemble(
     if stage == ENDS:
         await _files_for_text(RunFiles(config, manifest, None), transport, presence, clock, on_step)
         on_step("opens the text, and turns it into tokens where that was not done before")
-        text, tokenizer = await asyncio.to_thread(_text, config, manifest)
+        text, tokenizer = await _opened_text(config, manifest, clock)
     local = None
     placed = None
     if len(devices) > 1:
@@ -730,17 +731,31 @@ def inherit(
     config: NodeConfig, manifest: Manifest, stage: int, store: CheckpointStore, journal: Journal
 ) -> None:
     """Copy this peer's checkpoints of the run that this one continues, if none of this run that can
-    be used is here yet. A checkpoint that no peer of that run can have made is reported and left
-    out. Blocks on the disk."""
+    be used is here yet, or only copies: then the later ones. A checkpoint that no peer of that run
+    can have made is reported and left out. Blocks on the disk."""
     before = manifest.swarm.continues
-    if store.newest_whole(stage, manifest.training.epochs) is not None:
-        return
+    epochs = manifest.training.epochs
     old = CheckpointStore(config.checkpoint_dir(before), config.checkpoint, before)
-    for epoch in old.epochs(stage):
+    newest = store.newest_whole(stage, epochs)
+    try:
+        wanted = old.epochs(stage)
+        copied = newest is None or store.metas(stage).get(newest) == old.metas(stage).get(newest)
+    except LocalFault as e:
+        if newest is None:
+            raise
+        journal.emit("checkpoint", "not-inherited", f"run {before[:12]}: {e}", "warning")
+        return
+    if newest is not None:
+        # An earlier start may have ended, or met a full disk, before it had copied all.
+        wanted = [epoch for epoch in wanted if newest < epoch < epochs]
+        # Once this run has trained on, what the run before has beyond that is another history.
+        if not wanted or not copied:
+            return
+    for epoch in wanted:
         try:
             found = old.load(stage, epoch)
             # The run before had fewer epochs (Manifest.check_continues).
-            found.check_history(manifest.training.epochs - 1)
+            found.check_history(epochs - 1)
             store.save(stage, epoch, found.parameters, found.optimizer, found.meta)
         except LocalFault as e:
             journal.emit(
@@ -886,6 +901,16 @@ async def _files_for_text(
                     GET_TOKENIZER,
                 ) from e
             await asyncio.sleep(FILES_AGAIN_S)
+
+
+async def _opened_text(
+    config: NodeConfig, manifest: Manifest, clock: Clock
+) -> tuple[Samples, Tokenizer]:
+    """The text, opened by :func:`_text`. That may tokenise for hours, so it is done on a thread
+    that no stop waits for; it does not tell how far it is, so it is never given up for standing
+    still."""
+    opening = Aside(clock, stall_s=inf)
+    return await opening.call(lambda work: _text(config, manifest))
 
 
 def _text(config: NodeConfig, manifest: Manifest) -> tuple[Samples, Tokenizer]:

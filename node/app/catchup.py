@@ -62,7 +62,7 @@ async def begin(
             break
         except (PeerFault, OutOfResources) as e:
             if isinstance(e, OutOfResources):
-                partial = Partial()
+                partial.writes = False
             if tries % SAID == 0:
                 text = f"the weights that the run begins from are awaited: {e}; its owner has them"
                 journal.emit("checkpoint", "weights-awaited", text, "warning")
@@ -130,8 +130,9 @@ async def catch_up(
     elsewhere: Elsewhere | None = None,
 ) -> None:
     """Leave the newest parameters that can be had in place. Pieces that were fetched and verified
-    stay in ``incoming`` over failures and restarts (None: in memory, over failures). ``given``: the
-    digest of the parameters that the stage begins from, empty where they are drawn.
+    stay in ``incoming`` over failures and restarts (None: in memory, over failures), the directory
+    of this stage among those of stages that this peer has fetched before, whose pieces are removed.
+    ``given``: the digest of the parameters that the stage begins from, empty where they are drawn.
 
     The epoch that others hold is the one that most of them report. If this peer has worked with any
     of them, only those are asked: one stranger's word must not send a peer after parameters that do
@@ -153,6 +154,8 @@ async def catch_up(
             epoch=version.epoch,
         )
         break
+    if incoming is not None:
+        await asyncio.to_thread(_forget_other_stages, incoming)
     partial = Partial(incoming)
     await begin(work, presence, partial, journal, given, retry_s)
     failed = False
@@ -196,7 +199,7 @@ async def catch_up(
                     f"parameters of another cell at epoch {work.stage.version.epoch}",
                     epoch=work.stage.version.epoch,
                 )
-            return
+            break
         except PeerFault as e:
             if looks <= LOOKS or looks % SAID == 0:
                 journal.emit("checkpoint", "fetch-failed", f"{e}; trying again", "warning")
@@ -204,13 +207,22 @@ async def catch_up(
             journal.emit(
                 "checkpoint",
                 "fetch-failed",
-                f"{e}; {e.next_step}; going on without keeping pieces",
+                f"{e}; {e.next_step}; going on, and a restart finds no more pieces than now",
                 "error",
             )
-            partial = Partial()
+            partial.writes = False
         if lost:
             await _look_again(work, journal, looks, retry_s)
         else:
             await asyncio.sleep(retry_s)
-    # The first round it takes part in brings every fresh parameter anyway: it joins as a listener.
-    await asyncio.to_thread(Partial(incoming).clear)
+    # Where nothing came, the first round it takes part in brings every fresh parameter anyway: it
+    # joins as a listener.
+    await asyncio.to_thread(partial.clear)
+
+
+def _forget_other_stages(incoming: Path) -> None:
+    """Remove the pieces of other stages, beside those of the one that comes to ``incoming``: the
+    process that fetched them was killed, and this peer hosts another stage now."""
+    for other in incoming.parent.glob("stage-*"):
+        if other != incoming:
+            Partial(other).clear()

@@ -86,12 +86,14 @@ class Partial:
 
     ``version`` was under way when the last fetch ended early: the next fetch asks for it first. A
     ``lasting`` Partial keeps its pieces on the disk after a fetch too, for a caller that may need
-    the same state again.
+    the same state again. ``writes``: set to False on a full disk, and pieces that come from then on
+    are in memory alone; those on the disk are still read, and removed in the end.
     """
 
     def __init__(self, directory: Path | None = None, *, lasting: bool = False) -> None:
         self.directory = directory
         self.lasting = lasting
+        self.writes = True
         self._held: dict[bytes, memoryview] = {}
         self.version = None
         if directory is not None:
@@ -112,7 +114,9 @@ class Partial:
         """Remember a verified piece, which stays as it is. Blocks on the disk; raises
         OutOfResources when it is full. A file that is torn has another hash than its name says."""
         # Two tensors may have the same piece, and arrive at the same time.
-        if self._held.setdefault(hashed, piece) is not piece or self.directory is None:
+        if self._held.setdefault(hashed, piece) is not piece:
+            return
+        if self.directory is None or not self.writes:
             return
         path = self.directory / _named(hashed)
         try:
@@ -129,7 +133,7 @@ class Partial:
         """These pieces of a version are wanted now. Blocks on the disk."""
         self.version = version
         self._only(hashes)
-        if self.directory is not None:
+        if self.directory is not None and self.writes:
             with contextlib.suppress(OSError):  # without it a restart asks for the newest version
                 self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
                 path = self.directory / _VERSION

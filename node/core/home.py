@@ -1,11 +1,15 @@
-"""Paths of one peer's files, the socket its daemon listens on, and a write that survives a power
-cut. Only this module and the settings read the environment."""
+"""Paths of one peer's files, the socket its daemon listens on, a write that survives a power cut,
+and files whose maker may be killed before they have their name. Only this module and the settings
+read the environment."""
 
+import fcntl
 import hashlib
 import os
 import re
+import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -76,6 +80,55 @@ def sync(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def new_file(path: Path) -> int:
+    """Make a file and return a descriptor to write it. For as long as that is open,
+    :func:`remove_stale` leaves the file alone, in this process and in others. Raises OSError, also
+    if something is there."""
+    while True:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        if _hold(fd, path):
+            return fd
+
+
+def new_directory(path: Path) -> int:
+    """Make a directory and return a descriptor of it, which holds it as that of :func:`new_file`
+    holds a file. Raises OSError, also if something is there."""
+    while True:
+        path.mkdir(0o755)
+        with suppress(FileNotFoundError):
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            if _hold(fd, path):
+                return fd
+
+
+def _hold(fd: int, path: Path) -> bool:
+    """Lock what was made at ``path`` a moment ago. Return False, and close it, if another process
+    has taken it for stale and removed it before it was locked."""
+    with suppress(OSError):  # where nothing can be locked, nothing is stale
+        fcntl.flock(fd, fcntl.LOCK_EX)
+    if path.exists():
+        return True
+    os.close(fd)
+    return False
+
+
+def remove_stale(path: Path) -> None:
+    """Remove a file or a directory that :func:`new_file` or :func:`new_directory` has made, if its
+    maker has ended; as far as that can be done, and nothing behind a link."""
+    with suppress(OSError):
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            # A lock goes with its holder, however that ends. This one is shared, because NFS gives
+            # no other for a file that is open to be read.
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+        finally:
+            os.close(fd)
 
 
 def user_dir(kind: str) -> Path:

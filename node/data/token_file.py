@@ -4,13 +4,17 @@ every later start.
 A file is not mapped: if a mapped file is cut while it is in use, the process ends by SIGBUS.
 
 The file of tokenised text is named by a hash of its origin. The sha256 of its ids stands behind
-them: a file that was cut or changed since is made anew, for errors in it would be trained on.
+them: a file that was cut or changed since is made anew, for errors in it would be trained on. It is
+written under a hidden name. A process that is killed meanwhile leaves that behind, and the next one
+that wants tokenised text of the same home removes it.
 """
 
+import contextlib
 import hashlib
 import json
 import logging
 import os
+import re
 import secrets
 import weakref
 from collections.abc import Iterable
@@ -20,6 +24,7 @@ from pathlib import Path
 import numpy as np
 
 from node.core.errors import UsageFault, writing
+from node.core.home import new_file, remove_stale
 from node.core.interrupts import raising
 from node.data.marks import Conversation
 from node.data.tokenizer import Tokenizer, document_ids
@@ -27,6 +32,8 @@ from node.data.tokenizer import Tokenizer, document_ids
 _FORMAT = 2
 SUM = hashlib.sha256().digest_size
 """Bytes of the sum at the end of a file."""
+_STAGED = re.compile(r"\.[0-9a-f]{32}\.[a-z0-9]+\.[0-9a-f]{8}")
+"""Hidden names of files that are being written."""
 _log = logging.getLogger("tutti.data")
 
 
@@ -93,6 +100,7 @@ def cached(
     key = hashlib.sha256(json.dumps([_FORMAT, source, tokenizer.digest, end]).encode()).hexdigest()
     dtype = id_type(tokenizer, marked)
     path = home / "data" / f"{key[:32]}.{dtype.name}"
+    _remove_left(path.parent)
     if not whole(path):
         if path.exists():
             _log.warning("the tokenised text %s is damaged and made anew", path)
@@ -129,6 +137,13 @@ def whole(path: Path) -> bool:
         return False
 
 
+def _remove_left(directory: Path) -> None:
+    """Remove what processes that were killed have left of files that they wrote."""
+    with contextlib.suppress(OSError):  # no directory yet
+        for name in filter(_STAGED.fullmatch, os.listdir(directory)):
+            remove_stale(directory / name)
+
+
 def _write(
     path: Path, documents: Documents, tokenizer: Tokenizer, end: int | None, dtype: np.dtype
 ) -> None:
@@ -137,7 +152,7 @@ def _write(
     total = hashlib.sha256()
     with raising():
         try:
-            with open(staged, "xb") as file:
+            with open(new_file(staged), "wb") as file:
                 for document, ended in documents:
                     ids = document_ids(document, tokenizer, end if ended else None)
                     piece = ids.astype(dtype).tobytes()
@@ -146,6 +161,7 @@ def _write(
                 file.write(total.digest())
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(staged, path)
+                # Before the file is closed: until then it is not taken for one that was left.
+                os.replace(staged, path)
         finally:
             staged.unlink(missing_ok=True)

@@ -28,6 +28,9 @@ from node.wire.remote import off_device
 
 TOLD = 3
 """Number of unusable checkpoints that the status names; the others are only counted."""
+AGAIN_S = 30.0
+"""Seconds after a writing that found no room before it is tried again without a newer version: a
+disk may fill and empty many times, and each attempt writes all it can."""
 
 
 @dataclass(frozen=True)
@@ -93,8 +96,8 @@ class StageSnapshot:
 
 
 class LocalCheckpoints:
-    """Writes one checkpoint at a time. A full disk does not stop training: the next epoch is
-    written once there is room again."""
+    """Writes one checkpoint at a time. A full disk does not stop training: the newest version is
+    written once there is room again, also where the run is complete and none will follow."""
 
     def __init__(
         self,
@@ -125,7 +128,8 @@ class LocalCheckpoints:
         self._bad: list[tuple[str, str]] = []
         self._told: set[tuple[str, str]] = set()
         self._failed = ""
-        self._residual = False
+        self._no_room_at: float | None = None
+        """Time at which the last writing found the disk full; None if it did not."""
         self._size = size
 
     def settled(self, epoch: int) -> bool:
@@ -134,11 +138,24 @@ class LocalCheckpoints:
         if not self.writes:
             return False
         scheduled = self._schedule.settled(epoch, self._now())
-        return not self._busy and (scheduled or (self._residual and self._lacks() == ""))
+        return not self._busy and (scheduled or self._has_room_again)
 
     def overdue(self) -> bool:
-        """Return True if the newest settled version is to be written in the middle of an epoch."""
-        return self.writes and not self._busy and self._schedule.overdue(self._now())
+        """Return True if the newest settled version is to be written in the middle of an epoch, or
+        after the last one: because it would come too late afterwards, or because the last writing
+        found no room and now there is room."""
+        if not self.writes or self._busy:
+            return False
+        now = self._now()
+        if self._schedule.overdue(now):
+            return True
+        waited = self._no_room_at is not None and now - self._no_room_at >= AGAIN_S
+        return waited and self._has_room_again
+
+    @property
+    def _has_room_again(self) -> bool:
+        """True if the last writing found the disk full, and it no longer is."""
+        return self._no_room_at is not None and self._lacks() == ""
 
     @property
     def _busy(self) -> bool:
@@ -153,7 +170,7 @@ class LocalCheckpoints:
         Looks at the disk's free space."""
         lacks = self._lacks() if self.writes else ""
         found: list[str] = []
-        if self._failed and (lacks or not self._residual):
+        if self._failed:
             found.append(self._failed)
         elif lacks:
             found.append(lacks)
@@ -356,7 +373,9 @@ class LocalCheckpoints:
             # turn.
             self._schedule.failed(settled_at)
             self._failed = error.what
-            self._residual = isinstance(error, OutOfResources) and bool(self._lacks())
+            self._no_room_at = None
+            if isinstance(error, OutOfResources) and self._lacks():
+                self._no_room_at = self._now()
             text = f"{error}; {error.next_step}"
             self._journal.emit("checkpoint", "checkpoint-failed", text, "error", epoch=epoch)
             return False
@@ -369,7 +388,7 @@ class LocalCheckpoints:
             again = f"checkpoints are written again: {text}"
             self._journal.emit("checkpoint", "checkpoint-again", again, epoch=epoch)
         self._failed = ""
-        self._residual = False
+        self._no_room_at = None
         self._journal.emit(
             "checkpoint",
             "checkpoint-written",

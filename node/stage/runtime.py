@@ -341,8 +341,8 @@ class StageRuntime:
             self.local_checkpoints.save(self._snapshot(plan.base, PlanContext.before(plan)))
 
     def mind_the_disk(self) -> None:
-        """Write the newest final version in the middle of an epoch, if it would come too late
-        afterwards."""
+        """Write the newest final version in the middle of an epoch, or of a complete run, if it
+        would come too late afterwards, or if it found no room before."""
         plan = self.plan
         if (
             plan is not None
@@ -393,7 +393,12 @@ class StageRuntime:
         self.state_export.finished(plan)
         # A peer that was still catching up holds another version, and must not save it under this
         # name.
-        if self.local_checkpoints.writes and self.stage.version == plan.base:
+        if self.stage.version != plan.base:
+            return
+        # Nobody undoes the last version. A newcomer has settled nothing before, as in an epoch.
+        self.stage.settle()
+        self.anchor.settled()
+        if self.local_checkpoints.writes:
             # The last checkpoint is the one that must not be skipped.
             await self.local_checkpoints.saved()
             self.local_checkpoints.save(self._snapshot(plan.base, PlanContext.before(plan)))

@@ -3,7 +3,10 @@ again, or there is one clear refusal."""
 
 import errno
 import os
+import shutil
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +15,8 @@ from node.app.assembly import inherit
 from node.app.joining import choose
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore
-from node.config import NodeConfig
-from node.core.errors import OutOfResources, Refused, UsageFault
+from node.config import MOVED, NodeConfig
+from node.core.errors import LocalFault, OutOfResources, Refused, UsageFault
 from node.identity.invites import Invite
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended
@@ -159,6 +162,25 @@ def test_the_first_loss_survives_a_restart(ours: NodeConfig) -> None:
         assert ours.reference(one.run_id) == 0.0
 
 
+@pytest.mark.parametrize("place", ["2", "-"])
+def test_a_daemon_that_has_moved_goes_on_in_its_run_though_the_user_joined_another(
+    ours: NodeConfig, one: Manifest, place: str
+) -> None:
+    two = a_run("two")
+    ours.remember(two)
+    assert choose(ours, None) == (two, None), "the next start of the user"
+    moved = NodeConfig.load({"home": ours.home}, {MOVED: f"{place} {one.run_id}"})
+    assert choose(moved, None) == (one, invite_to(one))
+    assert choose(ours, None) == (two, None), "and it stays that"
+    file = ours.manifest_path(two.run_id)
+    assert choose(moved, str(file))[0] == two, "what the words name comes first"
+    moved.manifest_path(one.run_id).write_text("damaged")
+    assert choose(moved, None) == (None, invite_to(one)), "asked from its own swarm"
+    shutil.rmtree(ours.swarm_dir(one.run_id))
+    with pytest.raises(Refused, match="was removed"):
+        choose(moved, None)
+
+
 def test_a_continued_run_inherits_its_own_checkpoints(
     ours: NodeConfig,
 ) -> None:
@@ -198,3 +220,97 @@ def test_a_continued_run_inherits_its_own_checkpoints(
     inherit(ours, two, 2, new, journal)
     assert new.epochs(2) == []
     assert "nothing of it is here" in journal.recent()[-1].text
+
+
+CONTINUED = (512, 768, 1000)
+
+
+def continued(ours: NodeConfig) -> tuple[Manifest, CheckpointStore, CheckpointStore]:
+    """A run that continues another one, with the checkpoints of that one and none of its own."""
+    one = a_run("one", **{"training.epochs": 1000})
+    two = a_run("two", **{"swarm.continues": one.run_id, "training.epochs": 2000})
+    settings = CheckpointSettings(keep=9)
+    old = CheckpointStore(ours.checkpoint_dir(one.run_id), settings, one.run_id)
+    for epoch in CONTINUED:
+        old.save(1, epoch, *content(epoch, "ab" * 16))
+    return two, old, CheckpointStore(ours.checkpoint_dir(two.run_id), settings, two.run_id)
+
+
+def content(epoch: int, lineage: str) -> tuple[dict[str, torch.Tensor], Any, dict[str, Any]]:
+    return {"w": torch.full((3,), float(epoch))}, {}, {"epoch": epoch, "lineage": lineage}
+
+
+class Killed(BaseException):
+    """The process ends here, and cleans nothing up."""
+
+
+@pytest.mark.parametrize("copied", range(len(CONTINUED)))
+@pytest.mark.parametrize("end", [Killed(), OutOfResources("the disk is full", "free some space")])
+def test_a_continued_run_whose_first_start_was_cut_short_copies_the_rest_at_the_next(
+    ours: NodeConfig, monkeypatch: pytest.MonkeyPatch, copied: int, end: BaseException
+) -> None:
+    two, _, new = continued(ours)
+    save = new.save
+
+    def cut_short(stage: int, epoch: int, *what: Any) -> Path:
+        if epoch >= CONTINUED[copied]:
+            raise end
+        return save(stage, epoch, *what)
+
+    with monkeypatch.context() as disk, suppress(Killed):
+        disk.setattr(new, "save", cut_short)
+        inherit(ours, two, 1, new, Journal())
+    assert new.epochs(1) == [*CONTINUED[:copied]]
+    journal = Journal()
+    inherit(ours, two, 1, new, journal)
+    assert new.epochs(1) == [*CONTINUED]
+    assert [e.kind for e in journal.recent()] == ["inherited"]
+    inherit(ours, two, 1, new, journal)
+    assert len(list(journal.recent())) == 1, "once only"
+
+
+@pytest.mark.parametrize("trained", [776, 1001])
+def test_a_run_that_has_trained_on_copies_nothing_more_of_the_run_before(
+    ours: NodeConfig, trained: int
+) -> None:
+    two, old, new = continued(ours)
+    for epoch in CONTINUED[:2]:
+        new.save(1, epoch, *content(epoch, "ab" * 16))
+    new.save(1, trained, *content(trained, "cd" * 16))
+    journal = Journal()
+    inherit(ours, two, 1, new, journal)
+    assert new.epochs(1) == [*CONTINUED[:2], trained]
+    assert not list(journal.recent())
+    assert old.epochs(1) == [*CONTINUED]
+
+
+def test_a_run_with_checkpoints_starts_where_the_run_before_cannot_be_read(
+    ours: NodeConfig,
+) -> None:
+    two, old, new = continued(ours)
+    shutil.rmtree(old.root / "stage-1")
+    (old.root / "stage-1").write_text("no directory")
+    with pytest.raises(LocalFault):
+        inherit(ours, two, 1, new, Journal())
+    new.save(1, 512, *content(512, "ab" * 16))
+    journal = Journal()
+    inherit(ours, two, 1, new, journal)
+    assert [e.kind for e in journal.recent()] == ["not-inherited"]
+    assert new.epochs(1) == [512]
+
+
+def test_a_damaged_last_checkpoint_of_the_run_before_is_named_until_the_run_trains(
+    ours: NodeConfig,
+) -> None:
+    two, old, new = continued(ours)
+    spoilt = old.path(1, CONTINUED[-1]) / "parameters.safetensors"
+    spoilt.write_bytes(spoilt.read_bytes()[:-1] + b"\x01")
+    for _ in range(2):
+        journal = Journal()
+        inherit(ours, two, 1, new, journal)
+        assert new.epochs(1) == [*CONTINUED[:2]]
+        assert [e.kind for e in journal.recent()] == ["not-inherited", "inherited"]
+    new.save(1, 800, *content(800, "cd" * 16))
+    journal = Journal()
+    inherit(ours, two, 1, new, journal)
+    assert not list(journal.recent())

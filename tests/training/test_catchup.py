@@ -1,6 +1,11 @@
 """State that a peer puts in place before it takes part."""
 
 import asyncio
+import errno
+import os
+from collections import Counter
+from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +15,11 @@ import torch
 from safetensors.torch import load_file
 
 from node.app.catchup import DONORS, LOOKS, TRIES, WITHOUT_LEADER, catch_up, donors_of, keep_base
+from node.checkpoint.service import StateService
+from node.core.ids import PeerId
 from node.core.journey import Version
 from node.wire.tensors import digest
+from protos import state_pb2
 
 
 class Board:
@@ -213,6 +221,65 @@ async def test_donors_that_fail_are_tried_again_and_then_it_listens(
     assert len(c.events("fetch-failed")) == TRIES
     assert c.work.stage.version.epoch == 0
     assert not incoming.exists(), "pieces of nothing are not kept for ever"
+
+
+class Counts(StateService):
+    """Service that counts the requests for each tensor."""
+
+    async def pieces(
+        self, request: state_pb2.FetchRequest, peer: PeerId
+    ) -> AsyncGenerator[state_pb2.StateChunk, None]:
+        self.asked[request.name] += 1
+        async for chunk in super().pieces(request, peer):
+            yield chunk
+
+    asked = Counter[str]()
+
+
+async def test_a_disk_that_fills_up_costs_no_piece_that_has_come(
+    rig: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Counts.asked.clear()
+    a, _ = await rig.trained("a", 3, service=Counts)
+    (c,) = await rig.add("c")
+    incoming = tmp_path / "in"
+    kept = list[bytes]()
+    write = Path.write_bytes
+
+    def fills_up(path: Path, content: Any) -> int:
+        if path.suffix == ".piece" and kept:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if path.suffix == ".piece":
+            kept.append(bytes(content))
+        return write(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", fills_up)
+    c.store.settings = replace(c.store.settings, fetch_parallel=1)
+    board: Any = Board(a=(3, "training"))
+    await catch_up(c.work, board, incoming, c.journal, 0.0)
+    assert c.work.stage.version == a.work.stage.version
+    (said,) = c.events("fetch-failed")
+    assert "no room to keep fetched state" in said.text
+    assert Counts.asked == dict.fromkeys(rig.shapes, 1), "nothing comes twice"
+    assert not incoming.exists(), "and what had been written leaves the full disk"
+
+
+async def test_pieces_of_a_stage_that_is_not_hosted_any_more_are_removed(
+    rig: Any, tmp_path: Path
+) -> None:
+    """A daemon may be killed while it fetches one stage, and then take another one."""
+    (c,) = await rig.add("c")
+    before = tmp_path / "incoming" / "stage-3"
+    before.mkdir(parents=True)
+    (before / f"{'a' * 64}.piece").write_bytes(b"old")
+    (before / "version").write_text("3 ")
+    somebodys = tmp_path / "incoming" / "stage-4" / "notes.txt"
+    somebodys.parent.mkdir()
+    somebodys.write_text("mine")
+    board: Any = Board()
+    await catch_up(c.work, board, tmp_path / "incoming" / "stage-2", c.journal, 0.0)
+    assert not before.exists()
+    assert somebodys.exists()
 
 
 async def test_what_the_run_begins_from_is_waited_for(rig: Any, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import errno
 import os
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,6 +23,7 @@ from node.core.journey import Version
 from node.core.tasks import Tasks
 from node.epoch import events as ev
 from node.epoch.member import MemberState
+from node.stage.local_checkpoints import AGAIN_S
 from protos import training_pb2 as pb
 from tests.training.run_facts import facts
 
@@ -183,7 +185,7 @@ async def test_a_full_disk_is_reported_and_the_next_epoch_is_saved(
     assert a.work.local_checkpoints.versions() == (old,)
 
     monkeypatch.undo()
-    assert a.work.local_checkpoints.troubles() == [], "there is room again"
+    assert a.work.local_checkpoints.troubles() == [said], "there is room, and nothing is written"
     last = await rig.train((a,), owners, 1, last)
     await rig.begun((a,), owners, last)
     await a.work.local_checkpoints.saved()
@@ -191,3 +193,55 @@ async def test_a_full_disk_is_reported_and_the_next_epoch_is_saved(
         "the next epoch, not the next multiple"
     )
     assert len(a.events("checkpoint-again")) == 1
+
+
+@pytest.mark.parametrize("newcomer", [False, True])
+async def test_the_last_checkpoint_of_a_complete_run_is_written_once_there_is_room(
+    rig: Any, monkeypatch: Any, newcomer: bool
+) -> None:
+    a, plan = await rig.trained("a", 2, every=100, buddy_every=0)
+    owners = dict.fromkeys(rig.shapes, a)
+    (late,) = await rig.add("late", every=100, buddy_every=0)
+    before = await rig.begun((a,), owners, plan, listeners=(late,))
+    await late.work.begin(before, True)
+    await rig.averaged(before, a, late)
+    last = rig.plan((a, late), owners, before, paths=())
+    await a.work.settle(last.epoch, last)
+    peer = late if newcomer else a
+    local = peer.work.local_checkpoints
+    now = 0.0
+    tried = list[float]()
+
+    def full(fd: int, data: memoryview) -> None:
+        tried.append(now)
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async def tick() -> None:
+        peer.work.mind_the_disk()
+        await local.saved()
+
+    monkeypatch.setattr(local, "_now", lambda: now)
+    with monkeypatch.context() as disk:
+        disk.setattr(files, "write", full)
+        disk.setattr(peer.store, "free", lambda: 100)
+        await peer.work.finish(last)
+        await local.saved()
+        now = 2 * AGAIN_S
+        await tick()
+        assert (len(tried), local.versions()) == (1, ()), "not tried without room"
+        disk.setattr(peer.store, "free", lambda: 1 << 40)
+        disk.setattr(local, "_lacks", Mock(side_effect=["", "full again", *[""] * 9]))
+        await tick()
+        assert len(tried) == 2
+        (said,) = local.troubles()
+        assert "no room to write a checkpoint" in said, "until something is written"
+        now += AGAIN_S - 1
+        await tick()
+        assert len(tried) == 2, "a disk that fills and empties is not tried all the time"
+    assert local.troubles() == [said]
+    now += 1
+    await tick()
+    assert local.versions() == (last.base,)
+    assert local.troubles() == []
+    await tick()
+    assert len(peer.events("checkpoint-written")) == 1

@@ -1,6 +1,6 @@
-"""Work at a place that may never answer: on a thread that nobody waits for, watched by the event
-loop. No call of a library of file systems can be ended from outside, and threads of an executor are
-waited for at the end of the process."""
+"""Work at a place that may never answer, or that takes too long to be waited for at a stop: on a
+thread that nobody waits for, watched by the event loop. No call of a library of file systems can be
+ended from outside, and threads of an executor are waited for at the end of the process."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,7 @@ from node.core.errors import LocalFault
 
 T = TypeVar("T")
 STALL_S = 600.0
-"""Seconds without a block that came or went after which work is given up."""
+"""Usual seconds without a block that came or went after which work is given up."""
 WATCH_S = 1.0
 """Seconds between two looks at work under way."""
 
@@ -37,11 +37,19 @@ class ThreadWork:
 
 
 class Aside:
-    """One piece of work at a time. ``prepare``: called first on each thread."""
+    """One piece of work at a time. ``prepare``: called first on each thread; ``stall_s``: seconds
+    without a block that came or went after which work is given up, infinite for work that does not
+    tell of its blocks."""
 
-    def __init__(self, clock: Clock, prepare: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        prepare: Callable[[], None] = lambda: None,
+        stall_s: float = STALL_S,
+    ) -> None:
         self._clock = clock
         self._prepare = prepare
+        self._stall_s = stall_s
         self.free = asyncio.Event()
         """Set while no thread works, also none that was given up and has not noticed."""
         self.free.set()
@@ -49,7 +57,7 @@ class Aside:
     async def call(self, do: Callable[[ThreadWork], T]) -> T:
         """Call ``do`` on a thread of its own and return its result. Cancelled, it gives the work up
         and waits no longer. Raises what ``do`` raises, and LocalFault if another thread has not
-        ended, or if nothing moves for :data:`STALL_S`."""
+        ended, or if nothing moves for ``stall_s``."""
         if not self.free.is_set():
             raise LocalFault("the attempt before has not ended: the place does not answer")
         work = ThreadWork(self._clock)
@@ -80,12 +88,12 @@ class Aside:
             with contextlib.suppress(RuntimeError):  # the loop may have ended long ago
                 loop.call_soon_threadsafe(report, outcome)
 
-        threading.Thread(target=run, name="archive", daemon=True).start()
+        threading.Thread(target=run, name="aside", daemon=True).start()
         try:
             while not result.done():
                 await asyncio.wait({result}, timeout=WATCH_S)
-                if not result.done() and self._clock.now() - work.moved > STALL_S:
-                    raise LocalFault(f"nothing has moved for {STALL_S:.0f} s")
+                if not result.done() and self._clock.now() - work.moved > self._stall_s:
+                    raise LocalFault(f"nothing has moved for {self._stall_s:.0f} s")
             return result.result()
         finally:
             work.give_up()
