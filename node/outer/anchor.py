@@ -10,18 +10,31 @@ outer step.
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from node.averaging.strategies.diloco import OuterState
 from node.averaging.strategies.outer import OuterSettings
+from node.checkpoint.errors import NoDonor
 from node.checkpoint.state import StateKind
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
-from node.outer.merging import MOMENTUM, STEP, WORDS, Named, WindowState
+from node.outer.merging import (
+    MOMENTUM,
+    STEP,
+    TAKEN,
+    WORDS,
+    Named,
+    Pushed,
+    WindowState,
+    pushed_by,
+)
 from node.stage.engines import Engines
 from node.stage.outer_port import SAVED
 from node.stage.state import StageState
@@ -29,6 +42,32 @@ from node.wire.tensors import digest
 
 WAIT_SHARE = 0.3
 """Share of a window's time for which it waits for an anchor that is being fetched."""
+NONE_HERE = "answered NOT_FOUND: not held here"
+"""Reason with which a fetch fails at a replica that has no anchor. Any other reason leaves open
+whether it has one: it may be busy, or out of reach for a while."""
+
+
+class _Before(NamedTuple):
+    """The state of a window at the version before the one in place."""
+
+    state: OuterState | None
+    words: Named
+    step: int
+    pushed: Pushed
+
+
+@dataclass
+class _Search:
+    """A search for the anchor at other replicas of the stage, ``donors``. ``nobody``: all of them
+    said that they have none."""
+
+    donors: frozenset[PeerId]
+    task: asyncio.Task[None] | None = None
+    nobody: bool = False
+
+    @property
+    def over(self) -> bool:
+        return self.task is None or self.task.done()
 
 
 class Anchor(WindowState):
@@ -50,11 +89,10 @@ class Anchor(WindowState):
         self._me = me
         self.settings = settings
         super().__init__(OuterState.begin(stage.parameters()) if self.kept else None)
-        self._before: tuple[OuterState | None, Named, int] | None = None
-        """State, error feedback and step at the version before, until the one in place is
-        settled."""
+        self._before: _Before | None = None
+        """The state at the version before, until the one in place is settled."""
         self._named: tuple[OuterState | None, str] = (None, "")
-        self._fetching: asyncio.Task[None] | None = None
+        self._search: _Search | None = None
 
     def follow(self, settings: OuterSettings) -> None:
         """Use these settings from now on."""
@@ -90,6 +128,12 @@ class Anchor(WindowState):
         """True if this peer should have an anchor and has none."""
         return self.kept and self.state is None
 
+    @property
+    def nobody_has_one(self) -> bool:
+        """True if no other replica of the stage can give an anchor: there is no other one, or all
+        have said that they have none."""
+        return self._search is None or self._search.nobody
+
     # ----------------------------------------------------------- a round
 
     def takes(self, mean: Named, owes: Named | None) -> None:
@@ -108,11 +152,16 @@ class Anchor(WindowState):
             momentum = self.state.momentum | momentum
         if owes is None:
             owes = self.words
-        self._replace(OuterState(anchor, momentum), owes, step)
+        pushed = self.pushed
+        if TAKEN in mean:
+            pushed = pushed_by(mean, pushed)
+        self._replace(OuterState(anchor, momentum), owes, step, pushed)
 
-    def begin_with(self, parameters: Mapping[str, Tensor]) -> None:
+    async def begin_with(self, parameters: Mapping[str, Tensor]) -> None:
         """Use these parameters as the anchor, because nobody in the cell has one."""
-        self.state = OuterState.begin(parameters)
+        state = await self._engines.aside(OuterState.begin, parameters)
+        if self.lacking:  # one may have come meanwhile
+            self.state = state
 
     # ----------------------------------------------------------- versions
 
@@ -123,7 +172,7 @@ class Anchor(WindowState):
     def rolled_back(self) -> None:
         """The last version was undone."""
         if self._before is not None:
-            self.state, self.words, self.step = self._before
+            self.state, self.words, self.step, self.pushed = self._before
         self._before = None
 
     def begin(self) -> None:
@@ -136,14 +185,16 @@ class Anchor(WindowState):
         """Forget anchor and error feedback: the parameters in place came from elsewhere."""
         self.state = None
         self.words = {}
+        self.pushed = {}
         self._before = None
         self.stop()
 
-    def _replace(self, state: OuterState | None, words: Named, step: int) -> None:
-        self._before = self._before or (self.state, self.words, self.step)
+    def _replace(self, state: OuterState | None, words: Named, step: int, pushed: Pushed) -> None:
+        self._before = self._before or _Before(self.state, self.words, self.step, self.pushed)
         self.state = state
         self.words = words
         self.step = step
+        self.pushed = pushed
 
     # ----------------------------------------------------------- from and to others, and the disk
 
@@ -151,7 +202,7 @@ class Anchor(WindowState):
         """Anchor and momentum of a version that is here, named "<part>/<which>"; None for any other
         version."""
         for version in (self.stage.version, self.stage.settled):
-            state, owed, _ = self._at(version)
+            state, owed, *_ = self._at(version)
             if (
                 state is not None
                 and epoch in (None, version.epoch)
@@ -165,9 +216,9 @@ class Anchor(WindowState):
                 return version, _flat(state) | words
         return None
 
-    def _at(self, version: Version) -> tuple[OuterState | None, Named, int]:
-        """State, error feedback and step of the version in place or the one before."""
-        now = (self.state, self.words, self.step)
+    def _at(self, version: Version) -> _Before:
+        """The state of the version in place or the one before."""
+        now = _Before(self.state, self.words, self.step, self.pushed)
         # The anchor changes before the parameters do. Until they follow, or the change is undone,
         # the anchor before the change belongs to the parameters in place.
         if version == self.stage.settled:
@@ -177,7 +228,7 @@ class Anchor(WindowState):
     def saved(self, version: Version) -> dict[str, dict[str, Tensor]]:
         """The part of a checkpoint of ``version``, which is in place or the one before: tensors by
         part; empty where the run has no anchor."""
-        state, words, _ = self._at(version)
+        state, words, *_ = self._at(version)
         if state is None:
             return {}
         return {
@@ -191,7 +242,7 @@ class Anchor(WindowState):
 
     def step_at(self, version: Version) -> int:
         """The server's step of the version in place or the one before."""
-        return self._at(version)[2]
+        return self._at(version).step
 
     def restored(self, found: Mapping[str, Mapping[str, Tensor]], step: int) -> None:
         """Take anchor, momentum and error feedback of each part from a checkpoint, and the server's
@@ -214,35 +265,50 @@ class Anchor(WindowState):
             )
 
     def look_for(self, plan: Plan) -> None:
-        """Fetch the anchor from other replicas of the stage while the epoch runs."""
+        """Fetch the anchor from other replicas of the stage while the epoch runs. Nobody waits for
+        a replica that is not in ``plan`` any more."""
         here = plan.stage(self.stage.stage)
-        donors = [m.peer for m in here if m.current and m.peer != self._me]
-        if donors and self.lacking and (self._fetching is None or self._fetching.done()):
-            self._fetching = self._tasks.spawn(self._fetch_for(plan, donors), "anchor")
+        donors = frozenset(m.peer for m in here if m.current and m.peer != self._me)
+        search = self._search
+        if search is not None and not search.donors & donors:
+            self.stop()
+        if donors and self.lacking and (self._search is None or self._search.over):
+            search = self._search = _Search(donors)
+            search.task = self._tasks.spawn(self._fetch_for(plan, search), "anchor")
 
     async def arrived(self, deadline_s: float) -> None:
         """Wait for an anchor that is being fetched, for a share of ``deadline_s``."""
-        if self._fetching is not None and not self._fetching.done():
-            await asyncio.wait([self._fetching], timeout=WAIT_SHARE * deadline_s)
+        search = self._search
+        if search is not None and search.task is not None and not search.over:
+            await asyncio.wait([search.task], timeout=WAIT_SHARE * deadline_s)
 
     async def copy(self, donors: Sequence[PeerId], version: Version) -> None:
         """Fetch the anchor of ``version`` from ``donors``, from which its parameters were copied.
         If nobody gives it, this peer has none."""
         if self.kept:
-            state, words = await self._fetch(donors, version)
-            self._replace(state, words, self.step)
+            self.stop()  # what is being fetched is from before this version
+            state = None
+            words = self.words
+            with suppress(PeerFault):
+                state, words = await self._fetch(donors, version)
+            self._replace(state, words, self.step, self.pushed)
 
-    async def _fetch_for(self, plan: Plan, donors: Sequence[PeerId]) -> None:
-        state, words = await self._fetch(donors, plan.base)
+    async def _fetch_for(self, plan: Plan, search: _Search) -> None:
+        try:
+            state, words = await self._fetch(sorted(search.donors), plan.base)
+        except PeerFault as e:
+            said: Mapping[PeerId, str] = {}
+            if isinstance(e, NoDonor):
+                said = e.reasons
+            search.nobody = all(said.get(peer) == NONE_HERE for peer in search.donors)
+            return
         if self.state is None:
             self.state = state
             self.words = words
 
-    async def _fetch(
-        self, donors: Sequence[PeerId], version: Version
-    ) -> tuple[OuterState | None, Named]:
-        """Anchor and momentum of all parts at ``version``, None (and a line in the journal) if
-        nobody gave them; and their error feedback."""
+    async def _fetch(self, donors: Sequence[PeerId], version: Version) -> tuple[OuterState, Named]:
+        """Anchor and momentum of all parts at ``version``, and their error feedback. Raises
+        PeerFault, after a line in the journal, if nobody gave them."""
         e = self._engines
         shapes = self.stage.shapes
         wanted = {
@@ -260,7 +326,7 @@ class Anchor(WindowState):
                 "warning",
                 epoch=version.epoch,
             )
-            return None, self.words
+            raise
         e.journal.emit(
             "training",
             "anchor-fetched",
@@ -278,9 +344,9 @@ class Anchor(WindowState):
 
     def stop(self) -> None:
         """Stop fetching the anchor."""
-        if self._fetching is not None:
-            self._fetching.cancel()
-        self._fetching = None
+        if self._search is not None and self._search.task is not None:
+            self._search.task.cancel()
+        self._search = None
 
 
 def _flat(state: OuterState) -> dict[str, Tensor]:

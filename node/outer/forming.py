@@ -72,7 +72,13 @@ class GroupFinder(rpc.CellsServicer):
         rpc.add_CellsServicer_to_server(self, transport.server)
 
     async def find(
-        self, about: CellFacts, window: int, keys: Sequence[str], most: int, start_wall: float
+        self,
+        about: CellFacts,
+        window: int,
+        keys: Sequence[str],
+        most: int,
+        start_wall: float,
+        together: bool = False,
     ) -> CellGroup | None:
         """A group of at most ``most`` cells for ``window``, which begins at ``start_wall`` (Unix
         seconds); None if there is none, or if the wall clock is set back meanwhile. Call it at
@@ -80,7 +86,7 @@ class GroupFinder(rpc.CellsServicer):
         that posts late, and a key is not tried if it is too late to post under it.
 
         Each of ``keys`` is tried for ``times.attempt`` seconds. A search for another window ends
-        when this one begins.
+        when this one begins. ``together``: a cell without a place in the group forms no other.
         """
         about = replace(about, hosts=notes.fitted(about.hosts))
         starts = {key: start_wall + n * self.board.times.attempt for n, key in enumerate(keys)}
@@ -98,6 +104,7 @@ class GroupFinder(rpc.CellsServicer):
             starts[tried[0]] - start_wall,
             self._barred,
             self.board.times,
+            together,
         )
         search = self._search = Search(self.me, about, forming, start_wall, starts)
         try:

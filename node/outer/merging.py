@@ -26,6 +26,9 @@ from node.wire.coding.codecs import decode, encode, settle
 from node.wire.coding.formats import FORMATS, nbytes_of
 
 Named = Mapping[str, Tensor]
+Pushed = Mapping[float, int]
+"""The server's step into which the last push of each cell went, by the number that stands for the
+cell in a result."""
 WORDS = "words"
 """Key of a part's error feedback, in checkpoints and in the state that newcomers fetch."""
 FADES = 0.95
@@ -44,6 +47,8 @@ MOST_STEPS = 1 << 24
 """Steps are numbered below this bound, in fp32 without loss."""
 MOST_NAMED = 16
 """Most cells with a push in one step: no group is larger."""
+MOST_PUSHED = 256
+"""Cells whose last push is remembered, the ones with the newest."""
 FAR = 3.0
 """Multiple of the group's median length above which a difference is scaled down."""
 
@@ -52,12 +57,14 @@ class WindowState:
     """State that a stage keeps from window to window. ``state``: anchor and outer momentum, None
     where there are none; ``words``: the error feedback of each part; ``step``: the server's step at
     which the anchor was made, by this peer's knowledge. A peer that fetched its anchor knows an
-    older step, so its contribution counts as older than it is."""
+    older step, so its contribution counts as older than it is. ``pushed``: the last pushes in the
+    anchor, as far as this peer saw them come; it is not in checkpoints, nor fetched."""
 
     def __init__(self, state: OuterState | None = None) -> None:
         self.state = state
         self.words: Named = {}
         self.step = 0
+        self.pushed: Pushed = {}
 
 
 class Merge:
@@ -201,7 +208,18 @@ class OuterPushes(OuterSteps):
 
     ``members``: cells of the group. Each difference counts for 1 / ``members``, however many came,
     as a step of SGD without momentum. A push is refused if its anchor is more than
-    ``outer.staleness`` steps older than the server's; with None no push is refused.
+    ``outer.staleness`` steps older than the server's; with None no push is too old.
+
+    A push is also refused if its cell has not got the result of the last one: its difference, from
+    the same anchor, contains that one, which would count in every window until a result reaches
+    the cell. The server sees this by the step, because a cell that got a result has its step. It
+    goes by what is in its own anchor, so every replica of the server knows it, and so does the next
+    server that adopted the same results. Where that is lost (a restart, an anchor that was fetched
+    from others), such a push counts again, once: the server remembers it from then on.
+
+    A cell keeps what was refused on top of its next anchor, because no result says which of its
+    pushes was taken. So a push whose result its cell missed counts once more with the next one that
+    is taken.
     """
 
     shared = False
@@ -217,6 +235,8 @@ class OuterPushes(OuterSteps):
         self._members = members
         self.ages: dict[str, int] = {}
         """Age of each push that came, in steps of the server, refused ones included."""
+        self.repeated: frozenset[str] = frozenset()
+        """Cells whose pushes were refused because they contain one that has been taken."""
 
     def gives(self, local: Named) -> dict[str, Tensor] | None:
         """The contribution of :meth:`OuterSteps.gives`, with the server's step at which the anchor
@@ -237,11 +257,16 @@ class OuterPushes(OuterSteps):
         """The next anchor, its step, and the cells whose differences it contains."""
         # The step that a stranger claims makes no other cell's push older.
         newest = self._kept.step
-        self.ages = {name: max(0, newest - int(of[STEP])) for name, of in sorted(came.items())}
+        steps = {name: int(of[STEP]) for name, of in sorted(came.items())}
+        self.ages = {name: max(0, newest - step) for name, step in steps.items()}
+        last = self._kept.pushed
+        self.repeated = frozenset(
+            name for name, step in steps.items() if step < last.get(_short(name), 0)
+        )
         here = {
             name: {part: of[part] for part in self._shapes}
             for name, of in {**came, cell: own}.items()
-            if name == cell or not self.late(self.ages[name])
+            if name == cell or not self.refuses(name)
         }
         taken = _held(here)
         share = len(taken) / self._members
@@ -253,8 +278,12 @@ class OuterPushes(OuterSteps):
             TAKEN: torch.tensor([*whose, *[0.0] * (MOST_NAMED - len(whose))]),
         }
 
+    def refuses(self, cell: str) -> bool:
+        """Return True if the push that came from ``cell`` is refused."""
+        return cell in self.repeated or self.late(self.ages[cell])
+
     def late(self, age: int) -> bool:
-        """Return True if a push of this age is refused."""
+        """Return True if a push of this age is too old."""
         return self.settings.staleness is not None and age > self.settings.staleness
 
     def made(self) -> dict[str, tuple[int, ...]]:
@@ -279,6 +308,17 @@ def merge_of(
     if settings.carries == "deltas":
         return OuterSteps(kept, settings, shapes)
     return Merge(kept, settings, shapes)
+
+
+def pushed_by(made: Named, before: Pushed) -> dict[float, int]:
+    """The last pushes in the anchor of a server's result ``made``. ``before``: those in the anchor
+    before it. Only the newest are kept, as cells come and go."""
+    step = int(made[STEP])
+    # A server that knows an older step numbers anew; what went into later steps says nothing then.
+    found = {cell: at for cell, at in before.items() if at < step}
+    found |= {cell: step for cell in made[TAKEN].tolist() if cell}
+    newest = sorted(found, key=lambda cell: (found[cell], cell))[-MOST_PUSHED:]
+    return {cell: found[cell] for cell in newest}
 
 
 @torch.no_grad()

@@ -116,6 +116,8 @@ class CellMeetings:
         self._addresses = addresses
         self._learn = learn
         self._tasks = Tasks("cells", on_error)
+        self._crowded = False
+        """True while there are more cells than fit in the one group of this run."""
 
     @property
     def _settings(self) -> OuterSettings:
@@ -198,12 +200,25 @@ class CellMeetings:
         s = self._settings
         number, cells = self.register.standing()
         keys, most = meeting_keys(s, about.cell, number, cells, window)
-        group = await self._finder.find(about, window, keys, most, start)
+        self._warn(s, cells, most)
+        group = await self._finder.find(about, window, keys, most, start, s.together)
         if group is None:
             return None
         shared = common_anchor(group.anchors.values())
         able = {cell: p for cell, p in group.members.items() if group.anchors[cell] == shared}
         return Window(window, _others(able, about.cell), copies=about.anchor != shared)
+
+    def _warn(self, s: OuterSettings, cells: int, most: int) -> None:
+        """Say once if there are more cells than fit in the one group of a window."""
+        crowded = s.together and cells > most
+        if crowded and not self._crowded:
+            text = (
+                f"there are about {cells} cells, and {s.strategy} of {s.carries} has room for "
+                f"{most} in a window: the others stay alone in it. Larger cells, or "
+                'carries = "state" over a moshpit grid, have no such bound'
+            )
+            self._journal.emit("training", "cells-too-many", text, "warning", cells=cells)
+        self._crowded = crowded
 
     def _about(self) -> CellFacts | None:
         """Facts about the cell that this peer leads, for other cells; None before its first

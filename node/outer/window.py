@@ -6,7 +6,7 @@ Each cell pulls the contributions of its partners and computes the mean itself, 
 has a server (parameter-server, hogwild): then the others fetch the server's result.
 
 begin    a plan names the window and the partners: the parameters in place are kept and served, and
-         fetching the partners' begins
+         fetching the partners' begins, several at a time, so that a slow one holds up no other
 attempt  a plan without paths names the mean: parameters become x + (mean - given), so that the
          training meanwhile stays
 copied   or the result was fetched from members that have it
@@ -32,6 +32,7 @@ from node.core.journey import Partner, Plan, Version
 from node.core.tasks import Tasks
 from node.epoch import events as ev
 from node.outer.anchor import Anchor
+from node.outer.asking import Places, first_of
 from node.outer.merging import (
     Merge,
     OuterPushes,
@@ -53,6 +54,12 @@ AGAIN_SHARE = 0.05
 """Upper bound on these seconds, as a share of the window's time."""
 SOME_SHARE = 0.7
 """Share of the window's time after which the contributions that have arrived are enough."""
+AT_ONCE = 4
+"""Partners whose contributions are pulled at a time while they come in time. If all were pulled at
+once over a thin line, none would be whole when what has come counts."""
+PATIENT = 3
+"""Windows in a row in which this replica takes no part because other replicas may still give it
+their anchor."""
 OWN_SHARE = 0.5
 """Share of the window's time within which every replica gets its turn to pull by itself, if the
 replicas before it have not succeeded."""
@@ -108,6 +115,30 @@ class WindowMean:
 
     tensors: dict[str, Tensor]
     digest: str
+
+
+@dataclass(frozen=True)
+class WindowTimes:
+    """Times of a window at one member, by the clock of the event loop. ``began``: the plan was in
+    force; ``within_s``: seconds from then to the middle of the window."""
+
+    began: float
+    within_s: float
+
+    @property
+    def late(self) -> float:
+        """The time from which the contributions that have arrived are enough."""
+        return self.began + SOME_SHARE * self.within_s
+
+    @property
+    def over(self) -> float:
+        """The time at which the window is over for this member."""
+        return self.began + self.within_s
+
+    @property
+    def again_s(self) -> float:
+        """Seconds between two attempts to fetch what was not there."""
+        return min(AGAIN_S, AGAIN_SHARE * self.within_s)
 
 
 @dataclass
@@ -168,6 +199,8 @@ class WindowRound:
         self._first: Mapping[str, Tensor] | None = None
         """Parameters in place when this peer's first plan was in force, kept until the first
         window."""
+        self._missed = 0
+        """Windows in a row in which this replica took no part, because it lacked the anchor."""
         self.news = WindowNews()
 
     # ----------------------------------------------------------- state for others
@@ -273,10 +306,9 @@ class WindowRound:
         """Contribute, and get the mean: by pulling, or from a replica with an earlier turn.
         ``began_at``: the result of :meth:`_began`."""
         stage = self._rounds.stage
-        within_s = plan.window.within_s
         gathered = m.contributions
         loop = asyncio.get_running_loop()
-        began = loop.time()
+        times = WindowTimes(loop.time(), plan.window.within_s)
         mates = [p.peer for p in plan.stage(stage) if p.current]
         if m.merge.near and began_at is not None:
             went = await self._engines.aside(lambda: distance(began_at(), m.local))
@@ -284,13 +316,11 @@ class WindowRound:
                 self._went.append(went)
         # In every window another replica pulls first.
         order = mates[m.number % len(mates) :] + mates[: m.number % len(mates)]
-        turn = OWN_SHARE * within_s * order.index(self._me) / len(order)
+        turn = times.began + OWN_SHARE * times.within_s * order.index(self._me) / len(order)
         others = [peer for peer in order if peer != self._me]
-        await self._anchor.arrived(within_s)
-        if self._anchor.lacking:
-            # Nobody in the cell has one, or it would have come: all begin with the parameters
-            # contributed here.
-            self._anchor.begin_with(m.local)
+        await self._anchor.arrived(times.within_s)
+        if not await self._anchored(m):
+            return
         if not m.told:
             gathered.given = await self._engines.aside(m.merge.gives, m.local)
             if gathered.given is None:
@@ -299,50 +329,158 @@ class WindowRound:
         partners = plan.window.partners
         if not partners and not m.merge.shared:
             return
-        while m.mean is None and (now := loop.time() - began) < within_s:
-            if now < turn:
-                await self._result(m, others, stage)
-            elif m.server is not None or m.told:
-                # The result comes from the server, or from a partner: this cell lacks the partners'
-                # anchor.
-                for partner in partners if m.server is None else [m.server]:
-                    if m.mean is None and (hosts := partner.hosts.get(stage, ())):
-                        await self._result(m, [h.peer for h in hosts], stage)
-            else:
-                await self._pull(m, partners, stage)
-            late = loop.time() - began >= SOME_SHARE * within_s
-            makes = m.mean is None and m.server is None
-            if makes and gathered.enough(m.merge, len(partners), late):
-                if m.merge.near:
-                    await self._engines.aside(self._clip, m)
-                mean = await self._engines.aside(gathered.mean, m.merge)
-                m.news.cells = 1 + len(gathered.came)
-                self._weighed(m)
-                if isinstance(m.merge, OuterPushes):
-                    self._served(m, m.merge)
-                m.mean = WindowMean(mean, await self._engines.aside(digest, mean))
-            if m.mean is None:
-                await asyncio.sleep(min(AGAIN_S, AGAIN_SHARE * within_s))
-        m.news.seconds = loop.time() - began
+        if await self._ready(m, partners, others, turn, times):
+            await self._make(m)
+        m.news.seconds = loop.time() - times.began
         gathered.came.clear()
 
-    async def _pull(self, m: _Meeting, partners: Sequence[Partner], stage: int) -> None:
-        """Fetch the contributions of partners that are still missing, from any of their
-        replicas."""
-        came = m.contributions.came
-        shapes = m.contributions.shapes()
+    async def _anchored(self, m: _Meeting) -> bool:
+        """Return True if this replica can take part: it has an anchor if the run has anchors. While
+        another replica may have the one of this cell, it makes up none, because then two replicas
+        would differ; it copies the result of the window, with the anchor, as any member without
+        the mean does."""
+        if self._anchor.lacking:
+            if not self._anchor.nobody_has_one and self._missed < PATIENT:
+                self._missed += 1
+                return False
+            # Nobody in the cell has one: all begin with the parameters contributed here.
+            await self._anchor.begin_with(m.local)
+        self._missed = 0
+        return True
+
+    async def _ready(
+        self,
+        m: _Meeting,
+        partners: Sequence[Partner],
+        others: Sequence[PeerId],
+        turn: float,
+        times: WindowTimes,
+    ) -> bool:
+        """Ask until the mean is here, or the contributions that have come are enough to make it
+        (True), or the window is over. Before ``turn`` the ``others`` of this cell are asked for the
+        mean. No request goes on afterwards, so nothing changes what the mean is made of."""
+        stage = self._rounds.stage
+        asked = Tasks("window")
+        taking = self._take(m, [others], times.began, turn, times)
+        under_way = {asked.spawn(taking, "from replicas")}
+        try:
+            if m.server is None and not m.told:
+                return await self._gather(m, partners, asked, under_way, turn, times)
+            # The result comes from the server, or from a partner: this cell lacks the partners'
+            # anchor.
+            makers = partners
+            if m.server is not None:
+                makers = [m.server]
+            hosts = [[h.peer for h in maker.hosts.get(stage, ())] for maker in makers]
+            taking = self._take(m, hosts, turn, times.over, times)
+            under_way.add(asked.spawn(taking, "from cells"))
+            while m.mean is None and asyncio.get_running_loop().time() < times.over:
+                under_way = await first_of(under_way, times.over)
+            return False
+        finally:
+            await asked.close()
+
+    async def _gather(
+        self,
+        m: _Meeting,
+        partners: Sequence[Partner],
+        asked: Tasks,
+        under_way: set[asyncio.Task[None]],
+        turn: float,
+        times: WindowTimes,
+    ) -> bool:
+        """Pull the contributions of all partners from ``turn`` on. Return True as soon as those
+        that have come are enough; False if the mean is here, or the window is over.
+        ``under_way``: other requests, one of which may bring the mean."""
+        loop = asyncio.get_running_loop()
+        while m.mean is None and loop.time() < turn:
+            under_way = await first_of(under_way, turn)
+        # Where pulls take longer than this, so many at a time would not all be done in time.
+        slow_s = max(0.0, times.late - loop.time()) * AT_ONCE / max(1, len(partners))
+        places = Places(AT_ONCE, slow_s)
         for partner in partners:
-            hosts = partner.hosts.get(stage, ())
-            if partner.cell in came or not hosts:
-                continue
-            found = await self._fetch(m, [h.peer for h in hosts], StateKind.SNAPSHOT, stage, shapes)
-            if found is None:
-                continue
-            try:
-                came[partner.cell] = await self._engines.aside(m.merge.opens, found.tensors)
-            except WireError as e:
-                for peer in found.sources:
-                    self._engines.transport.fault(peer, str(e))
+            if partner.hosts.get(self._rounds.stage, ()):
+                pulling = self._pull_until_here(m, partner, places, times.again_s)
+                under_way.add(asked.spawn(pulling, f"pull {partner.cell}"))
+        while m.mean is None and (now := loop.time()) < times.over:
+            late = now >= times.late
+            if m.contributions.enough(m.merge, len(partners), late):
+                return True
+            until = times.late
+            if late:
+                until = times.over
+            under_way = await first_of(under_way, until)
+        return False
+
+    async def _pull_until_here(
+        self, m: _Meeting, partner: Partner, places: Places, again_s: float
+    ) -> None:
+        """Pull the contribution of a partner, again and again until it has come."""
+        while True:
+            async with places.one():
+                await self._pull(m, partner)
+            if partner.cell in m.contributions.came:
+                return
+            await asyncio.sleep(again_s)
+
+    async def _pull(self, m: _Meeting, partner: Partner) -> None:
+        """Fetch the contribution of a partner from any of its replicas."""
+        hosts = [h.peer for h in partner.hosts.get(self._rounds.stage, ())]
+        found = await self._fetch(m, hosts, StateKind.SNAPSHOT, m.contributions.shapes())
+        if found is None:
+            return
+        try:
+            opened = await self._engines.aside(m.merge.opens, found.tensors)
+        except WireError as e:
+            for peer in found.sources:
+                self._engines.transport.fault(peer, str(e))
+        else:
+            m.contributions.came[partner.cell] = opened
+
+    async def _take(
+        self,
+        m: _Meeting,
+        sources: Sequence[Sequence[PeerId]],
+        since: float,
+        until: float,
+        times: WindowTimes,
+    ) -> None:
+        """Ask for the window's mean from ``since`` on, and begin no request after ``until``. Each
+        of ``sources`` is some peers with the same mean. They are asked one after another, and the
+        next one also while one that is slow goes on, so that each is asked in time."""
+        loop = asyncio.get_running_loop()
+        sources = [peers for peers in sources if peers]
+        await asyncio.sleep(max(0.0, since - loop.time()))
+        slow_s = max(0.0, until - loop.time()) / max(1, len(sources))
+        asked = Tasks("mean")
+        under_way: dict[int, asyncio.Task[None]] = {}
+        try:
+            while loop.time() < until:
+                for i, peers in enumerate(sources):
+                    if i not in under_way:
+                        under_way[i] = asked.spawn(self._result(m, peers), f"source {i}")
+                    going = await first_of(set(under_way.values()), loop.time() + slow_s)
+                    under_way = {i: task for i, task in under_way.items() if task in going}
+                    if m.mean is not None:
+                        return
+                await asyncio.sleep(times.again_s)
+            while under_way and m.mean is None:
+                going = await first_of(set(under_way.values()), times.over)
+                under_way = {i: task for i, task in under_way.items() if task in going}
+        finally:
+            await asked.close()
+
+    async def _make(self, m: _Meeting) -> None:
+        """Make the mean of the contributions that have come."""
+        gathered = m.contributions
+        if m.merge.near:
+            await self._engines.aside(self._clip, m)
+        mean = await self._engines.aside(gathered.mean, m.merge)
+        m.news.cells = 1 + len(gathered.came)
+        self._weighed(m)
+        if isinstance(m.merge, OuterPushes):
+            self._served(m, m.merge)
+        m.mean = WindowMean(mean, await self._engines.aside(digest, mean))
 
     def _clip(self, m: _Meeting) -> None:
         """Bound the influence of outliers. A partner more than FAR times as far away as usual is
@@ -397,35 +535,43 @@ class WindowRound:
 
     def _served(self, m: _Meeting, merge: OuterPushes) -> None:
         """Report the ages of the pushes that came to this server."""
-        late = sorted(cell for cell, age in merge.ages.items() if merge.late(age))
+        refused = [cell for cell in merge.ages if merge.refuses(cell)]
+        late = [cell for cell in refused if cell not in merge.repeated]
         pushes = self._engines.metrics.pushes_total
-        pushes.labels(result="refused").inc(len(late))
-        pushes.labels(result="applied").inc(len(merge.ages) - len(late))
-        text = f"applies {len(merge.ages) - len(late)} pushes of window {m.number}"
+        pushes.labels(result="refused").inc(len(refused))
+        pushes.labels(result="applied").inc(len(merge.ages) - len(refused))
+        text = f"applies {len(merge.ages) - len(refused)} pushes of window {m.number}"
         level = "debug"
         if late:
             text += f"; refused as too old: those of cell {', '.join(late)}"
+        if merge.repeated:
+            cells = ", ".join(sorted(merge.repeated))
+            text += f"; refused because they contain one that was taken: those of cell {cells}"
+        if refused:
             level = "warning"
         self._engines.journal.emit(
             "averaging", "pushes", text, level, window=m.number, ages=dict(merge.ages)
         )
 
-    async def _result(self, m: _Meeting, peers: Sequence[PeerId], stage: int) -> None:
+    async def _result(self, m: _Meeting, peers: Sequence[PeerId]) -> None:
         """Fetch the window's mean from peers that may have it."""
-        got = await self._fetch(m, peers, StateKind.MEAN, stage, m.merge.made())
-        if got is not None and finite(found := got.tensors):
-            found_digest = await self._engines.aside(digest, found)
+        got = await self._fetch(m, peers, StateKind.MEAN, m.merge.made())
+        if got is None or not await self._engines.aside(finite, got.tensors):
+            return
+        found = dict(got.tensors)
+        name = await self._engines.aside(digest, found)
+        if m.mean is None:  # another source may have been quicker
             m.told = m.told or m.merge.lacks(m.contributions.cell, found)
-            m.mean = WindowMean(dict(found), found_digest)
+            m.mean = WindowMean(found, name)
 
     async def _fetch(
         self,
         m: _Meeting,
         donors: Sequence[PeerId],
         kind: StateKind,
-        stage: int,
         shapes: Mapping[str, tuple[int, ...]],
     ) -> StateSnapshot | None:
+        stage = self._rounds.stage
         try:
             found = await self._engines.fetch(donors, stage, kind, Version(m.number), shapes)
         except PeerFault:

@@ -188,6 +188,59 @@ def test_a_cell_that_accepts_in_vain_is_released():
     )
 
 
+def crowd(me: CellId, *others: CellId, together: bool = True) -> GroupForming:
+    """A machine that looks for the one group of two cells."""
+    machine = GroupForming(me, 7, ("key",), 2, 0.0, together=together)
+    machine.handle(f.CellsRead("key", frozenset(others)), 3.0)
+    return machine
+
+
+@pytest.mark.parametrize("released", [7.0, 20.0], ids=["while-bound", "when-free-again"])
+def test_a_cell_without_a_place_in_the_one_group_stays_alone(released: float) -> None:
+    machine = told(crowd(A, B, C), (6.0, f.Offered(B, "key"), takes(B)))
+    if released > 6.0 + f.TIMES.lock:
+        assert f.BarCaller(B) in machine.handle(f.TimePassed(), 6.0 + f.TIMES.lock)
+    told(
+        machine,
+        (released, f.Released(C), []),  # it accepted no offer of that cell
+        (released, f.Released(B), [WindowSkipped()]),
+        (released + 1.0, f.Offered(C, "key"), takes(C, False)),
+    )
+    assert machine.wakes_at is None
+
+
+def test_a_released_cell_looks_on_where_all_fit_or_groups_may_differ() -> None:
+    for machine in (crowd(A, B), crowd(A, B, C, together=False)):
+        told(
+            machine,
+            (6.0, f.Offered(B, "key"), takes(B)),
+            (7.0, f.Released(B), []),
+            (8.0, f.Offered(C, "key"), takes(C)),
+        )
+
+
+def test_a_cell_bound_to_another_caller_is_not_released_by_the_one_before() -> None:
+    machine = told(crowd(A, B, C), (6.0, f.Offered(B, "key"), takes(B)))
+    assert f.BarCaller(B) in machine.handle(f.TimePassed(), 6.0 + f.TIMES.lock)
+    told(
+        machine,
+        (14.0, f.Offered(C, "key"), takes(C)),
+        (15.0, f.Released(B), []),
+        (16.0, f.GroupNamed(C, "key", frozenset({A, C})), [GroupFormed("key", frozenset({A, C}))]),
+    )
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_more_cells_than_one_group_takes_form_no_second_one(seed: int) -> None:
+    cells = [CellId(f"c{i:02}") for i in range(20)]
+    net = Window(dict.fromkeys(cells, (("key",), 16)), seed, random.Random(seed))
+    for machine in net.machines.values():
+        machine._together = True
+    groups = net.run()
+    assert len(groups) == 16
+    assert len({frozenset(group) for group in groups.values()}) == 1
+
+
 def test_nobody_calls_too_late_for_answers():
     others = [CellId(f"x{i}") for i in range(6)]
     machines = [reading(cell, *(c for c in others if c != cell)) for cell in others]

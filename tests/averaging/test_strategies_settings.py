@@ -28,6 +28,7 @@ HELD: dict[str, OuterSettings] = {
     "quorum": replace(DILOCO, quorum=3),
     "agreement": replace(DILOCO, codec="int8", weights="agreement"),
     "server": OuterSettings("parameter-server", shards=2),
+    "quorum of a server": replace(DILOCO, strategy="parameter-server", quorum=2),
     "stale": replace(SGD, strategy="parameter-server", staleness=4),
     "hogwild": replace(SGD, strategy="hogwild"),
 }
@@ -65,6 +66,10 @@ REFUSED: dict[str, tuple[OuterSettings, str]] = {
     ),
     "quorum of parameters": (OuterSettings(quorum=2), "taken late"),
     "quorum without a barrier": (replace(SGD, strategy="hogwild", quorum=2), "in time"),
+    "quorum of a stale server": (
+        replace(SGD, strategy="parameter-server", staleness=4, quorum=2),
+        "in time",
+    ),
     "streaming without a barrier": (
         replace(SGD, strategy="hogwild", fragments=5),
         "no common window",
@@ -85,6 +90,19 @@ def test_settings_that_cannot_hold_are_refused_with_the_reason(name: str) -> Non
         check(asked)
     assert reason in refusal.value.what
     assert refusal.value.next_step
+
+
+def test_cells_whose_anchors_must_be_equal_meet_in_one_group() -> None:
+    together = {name for name, settings in HELD.items() if settings.together}
+    assert together == {
+        "diloco",
+        "diloco in int8",
+        "diloco in top-k",
+        "streaming",
+        "quorum",
+        "agreement",
+        "quorum of a server",
+    }
 
 
 def test_outer_settings_describe_what_is_averaged_and_when() -> None:

@@ -189,10 +189,12 @@ class Leader(Peer):
         keys: Sequence[str] = (KEY,),
         start: float = START,
         lead_s: float = 10.0,
+        together: bool = False,
     ) -> asyncio.Future[CellGroup | None]:
         """Look for a group, from ``lead_s`` seconds before the window's start on."""
         return self.do(
-            self.finder.find(self.facts, window, keys, most, WALL + start), start - lead_s
+            self.finder.find(self.facts, window, keys, most, WALL + start, together),
+            start - lead_s,
         )
 
 

@@ -69,6 +69,16 @@ def test_cells_meet_in_groups_that_everybody_in_them_agrees_on(seed, count, most
     assert not [fault for leader in leaders for fault in leader.faults]
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_where_all_belong_together_a_cell_without_a_place_stays_alone(seed):
+    world = World(seed)
+    leaders = [Leader(world, n, world.dice.uniform(-1, 1)) for n in range(6)]
+    found = all_look(leaders, most=4, together=True)
+    agree(leaders, found, 4)
+    assert sorted(len(group.members) for group in found.values() if group) == [4, 4, 4, 4]
+    assert not [e for leader in leaders for e in leader.events("caller-barred")]
+
+
 def test_a_cell_that_is_alone_under_a_key_tries_a_shorter_one(world: World):
     a = Leader(world, 1)
     b = Leader(world, 2)

@@ -1,7 +1,7 @@
 """The anchor of a stage: the version that it belongs to, its parts on the disk and for others."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from node.averaging.strategies.diloco import OuterState
 from node.averaging.strategies.outer import OuterSettings
+from node.checkpoint.errors import NoDonor
 from node.checkpoint.state import StateKind, StateSnapshot
-from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.core.journey import Plan, PlanMember, Version
 from node.core.tasks import Tasks
-from node.outer.anchor import SAVED, Anchor
-from node.outer.merging import MOMENTUM, STEP, WORDS
+from node.outer.anchor import NONE_HERE, SAVED, Anchor
+from node.outer.merging import MOMENTUM, STEP, TAKEN, WORDS
 from node.stage.state import StageState
 from node.telemetry.events import Journal
 
@@ -44,7 +44,8 @@ def filled(value: float) -> dict[str, Tensor]:
 
 class Scene:
     """An anchor, and the stage that it belongs to. ``gives``: the answer of other replicas that
-    are asked for their anchor; None while none of them answers."""
+    are asked for their anchor; None: none of them gives one, for the reasons ``why``. They answer
+    once ``answered`` is set."""
 
     def __init__(self, settings: OuterSettings = DELTAS) -> None:
         self.stage = StageState(Layer(), 1)
@@ -52,8 +53,12 @@ class Scene:
         self.asked: list[tuple[list[PeerId], Version, set[str]]] = []
         self.answered = asyncio.Event()
         self.gives: dict[str, Tensor] | None = None
-        engines: Any = SimpleNamespace(fetch=self.fetch, journal=self.journal)
+        self.why: dict[PeerId, str] = {}
+        engines: Any = SimpleNamespace(fetch=self.fetch, journal=self.journal, aside=self.aside)
         self.anchor = Anchor(self.stage, settings, engines, Tasks("test"), ME)
+
+    async def aside(self, fn: Callable[..., Any], *args: Any) -> Any:
+        return fn(*args)
 
     async def fetch(
         self,
@@ -67,7 +72,7 @@ class Scene:
         self.asked.append((list(donors), version, set(shapes)))
         await self.answered.wait()
         if self.gives is None:
-            raise PeerFault(donors[0], "has none")
+            raise NoDonor("its anchor", self.why)
         return StateSnapshot(version, self.gives, {})
 
     def lands(self, value: float, version: Version = NEXT, **more: Any) -> None:
@@ -163,6 +168,21 @@ def test_a_version_that_is_undone_takes_its_anchor_along() -> None:
     scene.lands(4.0)
     scene.anchor.rolled_back()
     assert scene.at == 0.0
+
+
+def test_the_pushes_in_an_anchor_are_undone_with_it_and_forgotten_with_it() -> None:
+    scene = Scene()
+    taken = {STEP: torch.tensor([4.0]), TAKEN: torch.tensor([7.0, 0.0])}
+    scene.lands(1.0, **taken)
+    scene.stage.settle()
+    scene.anchor.settled()
+    assert scene.anchor.pushed == {7.0: 4}
+    scene.lands(2.0, **{STEP: torch.tensor([5.0]), TAKEN: torch.tensor([9.0, 0.0])})
+    assert scene.anchor.pushed == {7.0: 4, 9.0: 5}
+    scene.anchor.rolled_back()
+    assert scene.anchor.pushed == {7.0: 4}
+    scene.anchor.forget()
+    assert scene.anchor.pushed == {}
 
 
 def test_an_anchor_that_was_forgotten_does_not_return_with_an_undone_version() -> None:
@@ -319,11 +339,68 @@ async def test_an_anchor_that_came_meanwhile_is_not_replaced_by_a_fetched_one() 
     scene.anchor.forget()
     scene.anchor.look_for(WITH_MATE)
     await asyncio.sleep(0)
-    scene.anchor.begin_with(filled(2.0))
+    await scene.anchor.begin_with(filled(2.0))
     scene.gives = FETCHED
     scene.answered.set()
     await scene.anchor.arrived(9.0)
     assert scene.at == 2.0
+
+
+async def test_an_anchor_that_comes_while_one_is_made_up_is_kept() -> None:
+    scene = Scene()
+    scene.anchor.forget()
+
+    async def comes_meanwhile(fn: Callable[..., Any], *args: Any) -> Any:
+        scene.anchor.state = OuterState.begin(filled(7.0))
+        return fn(*args)
+
+    scene.anchor._engines.aside = comes_meanwhile  # type: ignore[method-assign]
+    await scene.anchor.begin_with(filled(2.0))
+    assert scene.at == 7.0
+
+
+OTHER = PeerId("other")
+
+
+@pytest.mark.parametrize(
+    ("why", "nobody"),
+    [
+        ({MATE: NONE_HERE, OTHER: NONE_HERE}, True),
+        ({MATE: NONE_HERE, OTHER: "over its limits: all snapshots are in use"}, False),
+        ({MATE: "connection lost", OTHER: "no answer in time"}, False),
+        ({MATE: NONE_HERE}, False),
+    ],
+    ids=["all", "one-is-busy", "no-one-answers", "one-says-nothing"],
+)
+async def test_nobody_has_an_anchor_if_all_other_replicas_say_so(
+    why: dict[PeerId, str], nobody: bool
+) -> None:
+    scene = Scene()
+    scene.anchor.forget()
+    assert scene.anchor.nobody_has_one, "there is nobody to ask"
+    scene.why = why
+    scene.anchor.look_for(plan(PlanMember(MATE, 1), PlanMember(OTHER, 1)))
+    assert not scene.anchor.nobody_has_one, "nobody has said so yet"
+    scene.answered.set()
+    await scene.anchor.arrived(9.0)
+    assert scene.anchor.nobody_has_one is nobody
+
+
+async def test_a_replica_that_is_in_no_plan_any_more_is_not_waited_for() -> None:
+    scene = Scene()
+    scene.anchor.forget()
+    scene.anchor.look_for(WITH_MATE)
+    await asyncio.sleep(0)
+    scene.anchor.look_for(plan(PlanMember(OTHER, 1)))
+    await asyncio.sleep(0)
+    assert [donors for donors, *_ in scene.asked] == [[MATE], [OTHER]]
+    scene.anchor.look_for(plan())
+    assert scene.anchor.nobody_has_one
+    scene.gives = FETCHED
+    scene.answered.set()
+    await asyncio.sleep(0.0)
+    await asyncio.sleep(0.0)
+    assert scene.at is None
 
 
 @pytest.mark.parametrize("ends", ["forget", "stop", "follow"])
@@ -362,6 +439,24 @@ async def test_copied_parameters_come_with_their_anchor() -> None:
     scene.gives = None
     await scene.anchor.copy([MATE], NEXT)
     assert scene.at is None, "the one here is of other parameters"
+
+
+async def test_a_copied_anchor_is_not_replaced_by_one_of_the_version_before() -> None:
+    scene = Scene()
+    scene.anchor.forget()
+    scene.anchor.look_for(WITH_MATE)
+    await asyncio.sleep(0)
+    before = scene.anchor._search
+    assert before is not None
+    assert before.task is not None
+    scene.answered.set()
+    await scene.anchor.copy([MATE], NEXT)
+    await asyncio.wait([before.task])
+    assert before.task.cancelled()
+    assert scene.at is None
+
+
+async def test_without_anchors_none_is_copied() -> None:
     plain = Scene(PARAMETERS)
     await plain.anchor.copy([MATE], NEXT)
     assert plain.asked == []

@@ -13,6 +13,7 @@ from node.outer.merging import (
     FAR,
     MOMENTUM,
     MOST_NAMED,
+    MOST_PUSHED,
     MOST_STEPS,
     STEP,
     TAKEN,
@@ -27,6 +28,7 @@ from node.outer.merging import (
     merge_of,
     moved,
     nearer,
+    pushed_by,
 )
 
 PARAMETERS = OuterSettings("butterfly", window_s=60.0)
@@ -212,6 +214,32 @@ def test_a_push_is_refused_beyond_the_staleness_in_steps(
     assert merge.ages == {B: 1, C: 2, D: 0}
     assert [cell for cell in (A, B, C, D) if merge.lacks(cell, made)] == refused
     assert [merge.late(age) for age in (1, 2)] == [B in refused, C in refused]
+
+
+def test_a_push_that_contains_one_that_was_taken_is_refused() -> None:
+    merge = server(7)
+    taken = server(4).makes(A, push(1.0, 4), {B: push(1.0, 4), C: push(1.0, 2)})
+    merge._kept.pushed = pushed_by(taken, {})
+    made = merge.makes(A, push(1.0, 7), {B: push(1.0, 4), C: push(1.0, 5), D: push(1.0, 1)})
+    assert merge.repeated == {B}
+    assert [merge.refuses(cell) for cell in (B, C, D)] == [True, False, False]
+    assert [cell for cell in (A, B, C, D) if merge.lacks(cell, made)] == [B]
+
+
+def test_the_newest_pushes_are_remembered_and_none_of_a_later_step() -> None:
+    def result(step: int, *cells: float) -> dict[str, Tensor]:
+        whose = [*cells, *[0.0] * (MOST_NAMED - len(cells))]
+        return {STEP: torch.tensor([float(step)]), TAKEN: torch.tensor(whose)}
+
+    found = pushed_by(result(3, 7.0, 9.0), {})
+    assert found == {7.0: 3, 9.0: 3}
+    found = pushed_by(result(4, 9.0), found)
+    assert found == {7.0: 3, 9.0: 4}
+    assert pushed_by(result(4, 8.0), found) == {7.0: 3, 8.0: 4}, "another server, another step 4"
+    for step in range(5, 5 + MOST_PUSHED):
+        found = pushed_by(result(step, float(100 + step)), found)
+    assert len(found) == MOST_PUSHED
+    assert 9.0 not in found
 
 
 def test_the_own_push_counts_at_any_step() -> None:

@@ -1,6 +1,6 @@
 """Outer steps of cells with equal anchors, from their differences."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import pytest
@@ -19,6 +19,7 @@ from node.outer.merging import (
     WindowState,
     mean_of,
     moved,
+    pushed_by,
 )
 from node.outer.weighing import LESS
 
@@ -155,12 +156,19 @@ class Cell(WindowState):
         self.local = moved(self.local, merge.since(given, left_out), made)
         self.state = OuterState({n: made[n] for n in SHAPES}, self.state.momentum)
         self.step = int(made[STEP])
+        self.pushed = pushed_by(made, self.pushed)
         return not left_out
 
 
-def served(cells: list[Cell], present: set[int], s: OuterSettings = HOGWILD) -> list[bool]:
-    """Play one window, which the first cell serves and only `present` ones come to in time. Returns
-    for each cell whether its push was taken."""
+def served(
+    cells: list[Cell],
+    present: set[int],
+    s: OuterSettings = HOGWILD,
+    lost: Collection[int] = (),
+) -> list[bool]:
+    """Play one window, which the first cell serves and only `present` ones come to in time; the
+    result does not reach the `lost` ones. Returns for each cell whether its push was taken, as far
+    as it knows."""
     merges = [OuterPushes(c, s, SHAPES, len(cells)) for c in cells]
     given = [dict(c.local) for c in cells]
     said = [m.opens(m.gives(c.local) or {}) for m, c in zip(merges, cells, strict=True)]
@@ -168,7 +176,9 @@ def served(cells: list[Cell], present: set[int], s: OuterSettings = HOGWILD) -> 
     made = merges[0].makes(CELLS[0], said[0], came)
     assert set(merges[0].ages) == {CELLS[i] for i in present}
     return [
-        c.takes(CELLS[i], merges[i], given[i], made) if i in present | {0, 1} else False
+        c.takes(CELLS[i], merges[i], given[i], made)
+        if i in (present | {0, 1}).difference(lost)
+        else False
         for i, c in enumerate(cells)
     ]
 
@@ -186,6 +196,42 @@ def test_every_push_counts_once_also_after_it_was_left_out() -> None:
     total = {n: start[n] + sum(m[n] for m in moves) / 3 for n in SHAPES}
     for cell in cells:
         torch.testing.assert_close(cell.local, total, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("staleness", [None, 8])
+def test_a_push_is_not_taken_again_when_its_result_did_not_reach_its_cell(
+    staleness: int | None,
+) -> None:
+    s = HOGWILD
+    if staleness is not None:
+        s = replace(HOGWILD, strategy="parameter-server", staleness=staleness)
+    start = drawn(0)
+    cells = [Cell(start) for _ in CELLS]
+    cells[2].trains(first := drawn(1))
+    served(cells, {2}, s, lost={2})
+    for number in (2, 3):
+        cells[2].trains(drawn(number))
+        assert served(cells, {1, 2}, s, lost={2})[:2] == [True, True]
+        once = {n: start[n] + first[n] / 3 for n in SHAPES}
+        torch.testing.assert_close(dict(cells[0].local), once, rtol=1e-5, atol=1e-5)
+    assert served(cells, {1, 2}, s) == [True, True, False]
+    assert cells[2].step == cells[0].step == 4
+    assert served(cells, {1, 2}, s) == [True, True, True], "it has a newer anchor now"
+
+
+def test_another_server_that_has_the_results_takes_no_push_again_either() -> None:
+    start = drawn(0)
+    cells = [Cell(start) for _ in CELLS]
+    cells[2].trains(first := drawn(1))
+    served(cells, {1, 2}, lost={2})
+    serves = OuterPushes(cells[1], HOGWILD, SHAPES, 2)
+    own = serves.opens(serves.gives(cells[1].local) or {})
+    stays = OuterPushes(cells[2], HOGWILD, SHAPES, 2)
+    again = stays.opens(stays.gives(cells[2].local) or {})
+    made = serves.makes(CELLS[1], own, {CELLS[2]: again})
+    assert serves.repeated == {CELLS[2]}
+    for n in SHAPES:
+        torch.testing.assert_close(made[n], start[n] + first[n] / 3, rtol=1e-5, atol=1e-5)
 
 
 def test_a_push_that_is_too_old_is_kept_by_its_cell() -> None:

@@ -43,7 +43,7 @@ def kept(p: Peer) -> tuple[int, int]:
     error-feedback residuals, present and pending."""
     anchor = p.work.anchor
     meeting = p.work.windows._meeting
-    before, words, _ = anchor._before or (None, {}, 0)
+    before, words, *_ = anchor._before or (None, {})
     states = [s for s in (anchor.state, before) if s is not None]
     sides = (anchor.words, words, (meeting and meeting.merge.owes) or {})
     return nbytes(

@@ -11,17 +11,26 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from node.averaging.strategies.diloco import OuterState
 from node.averaging.strategies.keys import server_of
 from node.averaging.strategies.outer import OuterSettings
+from node.checkpoint.errors import NoDonor
 from node.checkpoint.state import StateKind, StateSnapshot
 from node.core.errors import PeerFault
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host, Partner, Plan, PlanMember, Version, Window
 from node.core.tasks import Tasks
 from node.epoch import events as ev
-from node.outer.anchor import WAIT_SHARE, Anchor
+from node.outer.anchor import NONE_HERE, WAIT_SHARE, Anchor
 from node.outer.merging import MOST_NAMED, STEP, TAKEN
-from node.outer.window import AGAIN_S, OWN_SHARE, SOME_SHARE, WindowRound
+from node.outer.window import (
+    AGAIN_S,
+    AT_ONCE,
+    OWN_SHARE,
+    PATIENT,
+    SOME_SHARE,
+    WindowRound,
+)
 from node.sim.world.loop import ProcessLoop, VirtualTime, bury
 from node.stage.inner_round import Rounds
 from node.stage.state import StageState
@@ -60,7 +69,10 @@ def partner(cell: CellId, *stages: int) -> Partner:
 
 class Scene:
     """One member of stage 1 with parameters 1.0. ``gives``: the tensors that each peer gives, by
-    kind, and the second from which it does; ``asked``: (second, peers, kind) of every request."""
+    kind, and the second from which it does; ``asked``: (second, peers, kind) of every request.
+    ``stuck``: peers that send forever, without an end; ``under_way``: peers that are sending;
+    ``takes_s``: seconds that every other request takes; ``anchorless``: the reason of each replica
+    that gives no anchor, None while none of them answers."""
 
     def __init__(self, settings: OuterSettings = PARAMETERS) -> None:
         self.settings = settings
@@ -69,6 +81,12 @@ class Scene:
         self.loop = ProcessLoop(self.time)
         self.gives: dict[tuple[PeerId, StateKind], tuple[float, dict[str, Tensor]]] = {}
         self.asked: list[tuple[float, list[PeerId], StateKind]] = []
+        self.stuck: set[PeerId] = set()
+        self.under_way: list[PeerId] = []
+        self.takes_s = 0.0
+        self.anchorless: dict[PeerId, str] | None = None
+        self.apart: list[str] = []
+        """Names of the functions that were called aside."""
         self.faults: list[PeerId] = []
         self.journal = Journal()
         self.metrics = Metrics()
@@ -90,6 +108,7 @@ class Scene:
         self.round = WindowRound(self.anchor, engines, export, rounds, tasks, ME)
 
     async def aside(self, fn: Callable[..., Any], *args: Any) -> Any:
+        self.apart.append(fn.__name__)
         return fn(*args)
 
     async def hold(self, plan: Plan, dead: Sequence[PeerId], deadline_s: float) -> None:
@@ -104,9 +123,19 @@ class Scene:
         shapes: Mapping[str, Sequence[int]],
     ) -> StateSnapshot:
         if kind is StateKind.OUTER:
-            await asyncio.Event().wait()  # nobody answers
+            if self.anchorless is None:
+                await asyncio.Event().wait()
+            raise NoDonor("its anchor", self.anchorless or {})
         assert (stage, version) == (STAGE, Version(self.number))
         self.asked.append((self.time.now, list(donors), kind))
+        self.under_way += donors
+        try:
+            if self.stuck & set(donors):
+                await asyncio.Event().wait()
+            await asyncio.sleep(self.takes_s)
+        finally:
+            for donor in donors:
+                self.under_way.remove(donor)
         for donor in donors:
             at, tensors = self.gives.get((donor, kind), (float("inf"), {}))
             if self.time.now >= at:
@@ -268,17 +297,209 @@ def test_a_difference_against_the_others_counts_less_by_agreement(weights: str) 
     assert scene.made is not None
 
 
-def test_a_member_without_an_anchor_waits_a_while_for_one_and_begins_with_its_parameters() -> None:
+# ------------------------------------------------------------ partners that are slow
+
+
+PUSHED = replace(HOGWILD, strategy="parameter-server", staleness=4)
+
+
+def gives(settings: OuterSettings, value: float) -> dict[str, Tensor]:
+    """A contribution under these settings."""
+    if settings.pushes:
+        return pushed(value)
+    return filled(value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "made"),
+    [(PARAMETERS, 2.5), (replace(DELTAS, quorum=2), 2.0), (PUSHED, 1.0 + 2 / 3)],
+    ids=["a-barrier", "a-quorum", "a-server"],
+)
+@pytest.mark.parametrize("first", [True, False], ids=["asked-first", "asked-last"])
+def test_a_partner_that_never_ends_to_send_holds_up_no_other(
+    settings: OuterSettings, made: float, first: bool
+) -> None:
+    slow, quick = (B, C) if first else (C, B)
+    ours = server_of(STAGE, [OURS, B, C], 1) if settings.served else OURS
+    slow, quick = (OURS if cell == ours else cell for cell in (slow, quick))
+    scene = Scene(settings)
+    scene.moves()
+    scene.stuck.add(host(slow))
+    scene.comes(quick, gives(settings, 3.0 if settings is PARAMETERS else -1.0))
+    partners = sorted((partner(slow), partner(quick)), key=lambda p: p.cell)
+    scene.begin(scene.plan(*partners, cell_id=ours))
+    scene.until(SOME_SHARE * WITHIN_S - 1.0)
+    assert scene.made is None
+    scene.until(SOME_SHARE * WITHIN_S)
+    assert scene.made == pytest.approx(made)
+    assert scene.under_way == [], "what has not come is ended"
+
+
+def test_a_quorum_that_is_late_counts_as_soon_as_it_is_there() -> None:
+    scene = Scene(replace(DELTAS, quorum=2))
+    scene.moves()
+    scene.stuck.add(host(B))
+    late = SOME_SHARE * WITHIN_S + 5.0
+    scene.comes(C, filled(-1.0), at=late)
+    scene.begin(scene.plan(partner(B), partner(C)))
+    scene.until(late - 1.0)
+    assert scene.made is None
+    scene.until(late + AGAIN_S)
+    assert scene.made == 2.0
+
+
+def test_what_still_comes_when_a_window_is_over_is_ended() -> None:
+    scene = Scene(DELTAS)
+    scene.moves()
+    scene.stuck.add(host(B))
+    scene.begin(scene.plan(partner(B), members=MATES))
+    scene.until(WITHIN_S - 1.0)
+    assert host(B) in scene.under_way
+    scene.until(WITHIN_S)
+    assert (scene.made, scene.under_way) == (None, [])
+
+
+def test_partners_are_pulled_several_at_a_time_and_slow_ones_make_room() -> None:
+    cells = [CellId(letter * 16) for letter in "bcdef0123456789"]
+    scene = Scene(PARAMETERS)
+    scene.moves()
+    scene.takes_s = 0.1
+    scene.stuck |= {host(cell) for cell in cells[:AT_ONCE]}
+    for cell in cells:
+        scene.comes(cell, filled(3.0))
+    scene.begin(scene.plan(*(partner(cell) for cell in cells)))
+    scene.until(1.0)
+    assert scene.under_way == [host(cell) for cell in cells[:AT_ONCE]]
+    scene.until(SOME_SHARE * WITHIN_S)
+    assert scene.round._meeting is not None
+    assert scene.round._meeting.news.cells == 1 + len(cells) - AT_ONCE
+
+
+def test_a_replica_that_never_ends_to_send_its_mean_holds_up_no_other() -> None:
+    scene = Scene()
+    scene.moves()
+    scene.stuck.add(MATE)
+    scene.comes(B, filled(2.5))
+    scene.begin(scene.plan(partner(B), members=MATES))
+    scene.until(OWN_SHARE * WITHIN_S / 2 + AGAIN_S)
+    assert (scene.made, scene.under_way) == (2.25, [])
+
+
+def test_a_mean_that_a_replica_sends_is_taken_after_its_turn_too() -> None:
+    scene = Scene()
+    scene.moves()
+    scene.takes_s = OWN_SHARE * WITHIN_S / 2 + 5.0
+    scene.gives[MATE, StateKind.MEAN] = (0.0, filled(7.0))
+    scene.stuck.add(host(B))
+    scene.begin(scene.plan(partner(B), members=MATES))
+    scene.until(scene.takes_s - 1.0)
+    assert host(B) in scene.under_way
+    scene.until(scene.takes_s)
+    assert (scene.made, scene.under_way) == (7.0, [])
+
+
+def test_a_cell_that_copies_takes_the_mean_of_a_partner_that_is_not_slow() -> None:
+    scene = Scene(DELTAS)
+    scene.stuck.add(host(B))
+    plan = scene.plan(partner(B), partner(C))
+    mean = {"w": torch.full((2,), 4.0), "w#momentum": torch.ones(2)}
+    scene.gives[host(C), StateKind.MEAN] = (2.0, mean)
+    scene.begin(replace(plan, window=replace(plan.window, copies=True)))
+    scene.until(WITHIN_S / 2 + 1.0)
+    assert (scene.made, scene.under_way) == (4.0, [])
+
+
+def test_long_reads_of_a_result_and_copies_of_a_stage_are_made_aside() -> None:
     scene = Scene(DELTAS)
     scene.anchor.forget()
-    scene.begin(scene.plan(partner(B), members=(PlanMember(ME, STAGE), PlanMember(OTHER, STAGE))))
-    scene.until(WAIT_SHARE * WITHIN_S - 1.0)
-    assert times(scene, host(B)) == []
+    scene.gives[MATE, StateKind.MEAN] = (
+        0.0,
+        {"w": torch.full((2,), 4.0), "w#momentum": torch.ones(2)},
+    )
+    scene.anchorless = {MATE: NONE_HERE}
+    scene.begin(scene.plan(partner(B), members=MATES))
+    scene.until(1.0)
+    assert scene.made == 4.0
+    assert {"finite", "begin"} <= set(scene.apart)
+
+
+# ------------------------------------------------------------ replicas without an anchor
+
+
+def without_anchor(*replicas: PeerId, **anchorless: str) -> tuple[Scene, Plan]:
+    """A member that has no anchor, and the plan of a window with these replicas beside it.
+    ``anchorless``: what each of them says; none: they do not answer."""
+    scene = Scene(DELTAS)
+    scene.anchor.forget()
+    if anchorless:
+        scene.anchorless = {PeerId(name): why for name, why in anchorless.items()}
+    members = tuple(PlanMember(peer, STAGE) for peer in (ME, *replicas))
+    return scene, scene.plan(partner(B), members=members)
+
+
+def test_a_replica_whose_anchor_is_still_on_its_way_takes_no_part() -> None:
+    scene, plan = without_anchor(OTHER)
+    scene.begin(plan)
+    scene.until(WITHIN_S)
+    assert scene.anchor.lacking, "it makes up none, which would differ from the other's"
+    assert scene.round.describe(StateKind.SNAPSHOT, NUMBER) is None
+    assert scene.asked == []
+    ended, fresh = scene.attempt(scene.landing(partner(B), wanted="x"))
+    assert (ended.missing, fresh) == (("w",), {}), "it copies the result"
+
+
+@pytest.mark.parametrize("why", ["connection lost", "over its limits: busy"])
+def test_a_replica_that_may_have_the_anchor_is_not_given_up_at_once(why: str) -> None:
+    scene, plan = without_anchor(OTHER, other=why)
+    scene.begin(plan)
+    scene.until(WITHIN_S)
+    assert scene.anchor.lacking
+
+
+def test_an_anchor_that_comes_in_time_is_contributed_from() -> None:
+    scene, plan = without_anchor(OTHER)
+    scene.begin(plan)
+    scene.do(asyncio.sleep(5.0), 5.0)
+    scene.anchor.state = OuterState.begin(filled(3.0))
     scene.until(WAIT_SHARE * WITHIN_S + 1.0)
-    assert times(scene, host(B))[0] == WAIT_SHARE * WITHIN_S
+    found = scene.round.describe(StateKind.SNAPSHOT, NUMBER)
+    assert found is not None
+    assert found[1]["w"].tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("replicas", [(), (OTHER,), (OTHER, MATE)], ids=len)
+def test_a_cell_in_which_nobody_has_an_anchor_begins_with_its_parameters(
+    replicas: tuple[PeerId, ...],
+) -> None:
+    scene, plan = without_anchor(*replicas, **dict.fromkeys(replicas, NONE_HERE))
+    scene.begin(plan)
+    scene.until(1.0)
     state = scene.anchor.state
     assert state is not None
     assert state.anchor["w"].tolist() == [1.0, 1.0]
+    assert scene.round.describe(StateKind.SNAPSHOT, NUMBER) is not None
+
+
+def test_nobody_waits_for_an_anchor_of_a_replica_that_has_left() -> None:
+    scene, plan = without_anchor(OTHER)
+    scene.begin(plan)
+    scene.until(WITHIN_S)
+    assert scene.anchor.lacking
+    scene.number += 1
+    scene.begin(scene.plan(partner(B), number=scene.number, lineage="e" * 32))
+    scene.until(WITHIN_S + 1.0)
+    assert not scene.anchor.lacking
+
+
+def test_a_replica_that_never_answers_is_waited_for_in_a_few_windows_only() -> None:
+    scene, plan = without_anchor(OTHER)
+    for number in range(NUMBER, NUMBER + PATIENT + 1):
+        assert scene.anchor.lacking
+        scene.number = number
+        window = replace(plan.window, number=number)
+        scene.begin(replace(plan, window=window, lineage=f"{number:032x}"))
+        scene.do(asyncio.sleep(WITHIN_S), WITHIN_S)
+    assert not scene.anchor.lacking
 
 
 def test_an_anchor_is_named_while_the_epoch_runs() -> None:
@@ -577,6 +798,35 @@ def test_a_server_reports_the_pushes_that_it_applies_and_refuses() -> None:
     assert "applies 2 pushes" in said.text
     assert f"those of cell {others[0]}" in said.text
     assert said.fields["ages"] == {others[0]: 2, others[1]: 0, others[2]: 0}
+
+
+def test_a_server_reports_pushes_that_contain_one_that_was_taken() -> None:
+    ours = server_cell(HOGWILD, (OURS, B))
+    other = B if ours == OURS else OURS
+    scene = serving(HOGWILD, other[0])
+    scene.comes(other, pushed(-1.0, 2.0))
+    scene.anchor.pushed = {float(int(other[:6], 16)): 3}
+    scene.begin(scene.plan(partner(other), cell_id=ours))
+    scene.until(1.0)
+    assert scene.made == pytest.approx(1.0 + 1 / 2)
+    (said,) = [e for e in scene.journal.recent() if e.kind == "pushes"]
+    assert said.level == "warning"
+    assert said.text.endswith(f"contain one that was taken: those of cell {other}")
+    counted = scene.metrics.registry.get_sample_value
+    assert counted("tutti_pushes_total", {"result": "refused"}) == 1
+
+
+@pytest.mark.parametrize(("quorum", "made"), [(0, None), (2, 2.0)])
+def test_a_server_with_a_barrier_needs_all_or_a_quorum(quorum: int, made: float | None) -> None:
+    settings = replace(DELTAS, strategy="parameter-server", quorum=quorum)
+    ours = server_cell(settings, (OURS, B, C))
+    near, gone = sorted({OURS, B, C} - {ours})
+    scene = Scene(settings)
+    scene.moves()
+    scene.comes(near, filled(-1.0))
+    scene.begin(scene.plan(partner(near), partner(gone), cell_id=ours))
+    scene.until(WITHIN_S)
+    assert scene.made == made
 
 
 def test_a_cell_takes_the_result_of_the_server_and_only_of_it() -> None:

@@ -135,7 +135,8 @@ async def test_of_a_partners_hosts_those_that_gave_are_blamed() -> None:
     made._engines.transport = SimpleNamespace(fault=lambda peer, why: blamed.append(peer))
     made._engines.fetch = fetch
     made._engines.aside = asyncio.to_thread
+    made._rounds = SimpleNamespace(stage=1)  # type: ignore[assignment]
     gathered = Contributions(A, given={"w": torch.ones(4)})
     m = _Meeting(7, Version(1), {}, merge, gathered)
-    await made._pull(m, [partner], 1)
+    await made._pull(m, partner)
     assert (gathered.came, blamed) == ({}, ["bad"])

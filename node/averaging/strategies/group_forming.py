@@ -204,7 +204,8 @@ class Timer(Enum):
 class GroupForming:
     """``me`` looks for a group of at most ``most`` cells in ``window``, under each of ``keys`` in
     turn. ``start``: the window's start by the caller's clock; ``barred``: cells from which no offer
-    is accepted."""
+    is accepted. ``together``: there is to be one group only, so where more cells have posted than
+    it takes, a cell that is released stays alone."""
 
     def __init__(
         self,
@@ -215,6 +216,7 @@ class GroupForming:
         start: float,
         barred: Collection[CellId] = (),
         times: Times = TIMES,
+        together: bool = False,
     ) -> None:
         self.me = me
         self.window = window
@@ -224,6 +226,7 @@ class GroupForming:
         self._start = start
         self._keys = list(keys)
         self._times = times
+        self._together = together
         self._order: list[CellId] = []
         self._timers: dict[Timer, float] = {}
         self._waits_for: set[CellId] = set()
@@ -263,8 +266,8 @@ class GroupForming:
                 return self._answered(cell, accepts)
             case GroupNamed():
                 return self._named(event)
-            case Released(caller) if caller == self._bound:
-                self._unbind()
+            case Released(caller):
+                return self._released(caller)
             case _:
                 pass
         return []
@@ -377,6 +380,19 @@ class GroupForming:
             return [self.done]
         self.barred.discard(event.caller)
         return [Unbar(event.caller), self.done]
+
+    def _released(self, caller: CellId) -> list[Action]:
+        """``caller`` has a group without us. A second group would come to another result from the
+        same beginning, and one of the two results would be given up in the next window."""
+        bound = self._bound == caller
+        if bound:
+            self._unbind()
+        # A release may come when the offer binds no more.
+        free = bound or (self._bound is None and (caller, self.key) in self._accepted)
+        if not (free and self._together and len(self._order) > self.most):
+            return []
+        self.done = WindowSkipped()
+        return [self.done]
 
     def _give_up_caller(self) -> list[Action]:
         caller = self._bound

@@ -126,6 +126,12 @@ class OuterSettings:
         )
 
     @property
+    def together(self) -> bool:
+        """True if all cells must come to the same anchor, so that a window has one group of them
+        and no second one."""
+        return self.carries == "deltas" and not self.pushes
+
+    @property
     def served(self) -> bool:
         """True if one cell of a group makes the mean of a stage for all."""
         return self.strategy in ("parameter-server", "hogwild")
@@ -259,8 +265,8 @@ def check(s: OuterSettings) -> None:
             'set outer.codec = "int8", or outer.weights = "equal"',
         ),
         (
-            s.quorum and s.served,
-            f"the server of {s.strategy} takes what has come in time",
+            s.quorum and s.pushes,
+            f"the server of {s.strategy} without a barrier takes what has come in time",
             "set outer.quorum = 0",
         ),
     )
