@@ -157,7 +157,7 @@ def _does_not_roll_back(peer: SimPeer) -> None:
 
     def roll_back() -> None:
         if stage._before is not None:
-            _, stage.digest, stage.version = stage._before
+            stage._here = stage._before._replace(parameters=stage._here.parameters)
         stage.settle()
 
     setattr(stage, "roll_back", roll_back)  # noqa: B010 - a bug is planted
