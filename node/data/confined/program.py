@@ -12,6 +12,7 @@ the program may send ASK and then reads one frame of bytes.
 """
 
 import contextlib
+import io
 import json
 import math
 import os
@@ -87,10 +88,9 @@ def _exactly(size: int) -> bytes:
     return bytes(found)
 
 
-class CallFile:
+class CallFile(io.RawIOBase):
     """The file of a call, for libraries that want a file: each read asks the parent for bytes."""
 
-    closed = False
     mode = "rb"
 
     def __init__(self, size: int) -> None:
@@ -103,14 +103,8 @@ class CallFile:
     def seekable(self) -> bool:
         return True
 
-    def writable(self) -> bool:
-        return False
-
     def close(self) -> None:
         """Nothing is open here."""
-
-    def flush(self) -> None:
-        """Nothing is written here."""
 
     def tell(self) -> int:
         return self._at
