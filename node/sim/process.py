@@ -336,9 +336,9 @@ class SimPeer(Peer[Services]):
         """Flip a bit of the tensors on the way into their place, if ``flip`` asks for it. It
         changes new values only, not the old ones kept to go back to."""
         kept = None
-        if self.assembled is not None:
-            kept = self.assembled.stage._before
-        if self.flip and isinstance(tensors, dict) and (kept is None or tensors is not kept[0]):
+        if self.assembled is not None and (before := self.assembled.stage._before) is not None:
+            kept = before.parameters
+        if self.flip and isinstance(tensors, dict) and tensors is not kept:
             self.flip = False
             name = min(tensors)
             tensors[name] = tensors[name] + 0.125

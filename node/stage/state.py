@@ -118,6 +118,8 @@ class StageState:
                     f"{name} has shape {tuple(tensor.shape)}, this stage has {tuple(p.shape)}"
                 )
             new[name] = tensor.detach().to(device=p.device, dtype=p.dtype)
+        self._announce(new)
+        # While the digest is computed, other threads read the version that is still in place.
         made = Held(version, new, digest(new))
         self._before = self._here
         self._here = made
@@ -150,6 +152,7 @@ class StageState:
         """Undo the last :meth:`adopt`. Raises ValueError when nothing is kept."""
         if self._before is None:
             raise ValueError("there is no earlier version to go back to")
+        self._announce(self._before.parameters)
         self._here = self._before
         self._place(self._here.parameters)
         self.settle()
@@ -168,10 +171,12 @@ class StageState:
         self._here = self._here._replace(version=version)
         self.settle()
 
-    @torch.no_grad()
-    def _place(self, tensors: Mapping[str, Tensor]) -> None:
+    def _announce(self, tensors: Mapping[str, Tensor]) -> None:
         if self._placed is not None:
             self._placed(tensors)
+
+    @torch.no_grad()
+    def _place(self, tensors: Mapping[str, Tensor]) -> None:
         for name, p in self._live.items():
             p.data = tensors[name]
         self._copies.forget()
