@@ -91,10 +91,10 @@ def main() -> int:
         return 2
     names = args.scenario or (QUICK if args.quick else [s.name for s in SCENARIOS])
     chosen = [s for s in SCENARIOS if s.name in names]
+    report = Report()
     quiet = Outcome("before the first fault")
     outcomes = list(play(chosen, quiet, args.keep))
     compare([quiet, *outcomes])
-    report = Report()
     share = quiet.loss_val_ratio
     report.add(
         f"{ITEM} quiet loss_val_ratio",

@@ -22,7 +22,7 @@ class Ground:
 
     nodes: tuple[int, ...]
     changes: tuple[tuple[str, object], ...] = ()
-    up: str = "500KB"
+    up: str = "100KB"
 
 
 GROUNDS = {

@@ -15,6 +15,7 @@ import grpc
 import grpc.aio
 import torch
 
+from node.checkpoint.errors import NOT_HELD
 from node.checkpoint.pins import BEHIND_S, Pin, PinKey, Pins
 from node.checkpoint.run_file import LARGEST_FILE
 from node.checkpoint.settings import CheckpointSettings
@@ -289,7 +290,7 @@ class StateService(state_pb2_grpc.StateServicer):
             except LocalFault as e:
                 raise Unserved(grpc.StatusCode.NOT_FOUND, "cannot be read here") from e
         if data is None or len(data) > LARGEST_FILE:
-            raise Unserved(grpc.StatusCode.NOT_FOUND, "not held here")
+            raise Unserved(grpc.StatusCode.NOT_FOUND, NOT_HELD)
         return data
 
     def _range(self, request: state_pb2.FetchRequest, peer: PeerId) -> tuple[Pin, memoryview]:
@@ -351,7 +352,7 @@ class StateService(state_pb2_grpc.StateServicer):
             return pin
         held = given or self._provider.describe(stage, kind, epoch, lineage)
         if held is None:
-            raise Unserved(grpc.StatusCode.NOT_FOUND, "not held here")
+            raise Unserved(grpc.StatusCode.NOT_FOUND, NOT_HELD)
         if self._tidying is None:
             self._tidying = asyncio.get_running_loop().call_later(TIDY_S, self._tidy)
         pin = self.pins.hold(PinKey(stage, kind, held[0]), held[1], peer, now)

@@ -42,9 +42,6 @@ from node.wire.tensors import digest
 
 WAIT_SHARE = 0.3
 """Share of a window's time for which it waits for an anchor that is being fetched."""
-NONE_HERE = "answered NOT_FOUND: not held here"
-"""Reason with which a fetch fails at a replica that has no anchor. Any other reason leaves open
-whether it has one: it may be busy, or out of reach for a while."""
 
 
 class _Before(NamedTuple):
@@ -297,10 +294,8 @@ class Anchor(WindowState):
         try:
             state, words = await self._fetch(sorted(search.donors), plan.base)
         except PeerFault as e:
-            said: Mapping[PeerId, str] = {}
             if isinstance(e, NoDonor):
-                said = e.reasons
-            search.nobody = all(said.get(peer) == NONE_HERE for peer in search.donors)
+                search.nobody = all(map(e.holds_nothing, search.donors))
             return
         if self.state is None:
             self.state = state

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from node.averaging.strategies.diloco import OuterState
 from node.averaging.strategies.outer import OuterSettings
-from node.checkpoint.errors import NoDonor
+from node.checkpoint.errors import NOT_HELD, NoDonor
 from node.checkpoint.state import StateKind, StateSnapshot
 from node.core.ids import PeerId
 from node.core.journey import Plan, PlanMember, Version
 from node.core.tasks import Tasks
-from node.outer.anchor import NONE_HERE, SAVED, Anchor
+from node.outer.anchor import SAVED, Anchor
 from node.outer.merging import MOMENTUM, STEP, TAKEN, WORDS
 from node.stage.state import StageState
 from node.telemetry.events import Journal
@@ -29,6 +29,8 @@ PARAMETERS = OuterSettings("butterfly", window_s=60.0)
 ME = PeerId("me")
 MATE = PeerId("mate")
 BEGUN = Version(0)
+NONE_HERE = f"answered NOT_FOUND: {NOT_HELD}"
+"""The reason with which a fetch fails at a replica that has no anchor."""
 NEXT = Version(1, "b" * 32)
 
 

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from node.averaging.strategies.diloco import OuterState
 from node.averaging.strategies.keys import server_of
 from node.averaging.strategies.outer import OuterSettings
-from node.checkpoint.errors import NoDonor
+from node.checkpoint.errors import NOT_HELD, NoDonor
 from node.checkpoint.state import StateKind, StateSnapshot
 from node.core.errors import PeerFault
 from node.core.ids import CellId, PeerId
 from node.core.journey import Host, Partner, Plan, PlanMember, Version, Window
 from node.core.tasks import Tasks
 from node.epoch import events as ev
-from node.outer.anchor import NONE_HERE, WAIT_SHARE, Anchor
+from node.outer.anchor import WAIT_SHARE, Anchor
 from node.outer.merging import MOST_NAMED, STEP, TAKEN
 from node.outer.window import (
     AGAIN_S,
@@ -42,6 +42,8 @@ Attempt = tuple[ev.RoundEnded, dict[str, Tensor]]
 STAGE = 1
 NUMBER = 4
 WITHIN_S = 100.0
+NONE_HERE = f"answered NOT_FOUND: {NOT_HELD}"
+"""The reason with which a fetch fails at a replica that has no anchor."""
 ME, MATE, OTHER = (PeerId(name) for name in ("me", "mate", "other"))
 OURS, B, C, D = (CellId(letter * 16) for letter in "abcd")
 PARAMETERS = OuterSettings("butterfly", window_s=60.0)
