@@ -22,7 +22,7 @@ class Ground:
 
     nodes: tuple[int, ...]
     changes: tuple[tuple[str, object], ...] = ()
-    up: str = "100KB"
+    up: str = "250KB"
 
 
 GROUNDS = {
