@@ -110,8 +110,8 @@ def capped(
     report: Report, root: Path, name: str, words: tuple[str, ...], called_back: bool = False
 ) -> None:
     """One peer of a block stage with a cap; it binds, since every micro-batch goes through that
-    peer. ``called_back``: no peer announces an address for gRPC. What a peer sends goes over its
-    own connections to the others, and they decide how they can be reached."""
+    peer. ``called_back``: no peer announces an address for gRPC, because a peer sends over its
+    own connections to the others, whose addresses decide the way."""
     everybody = ("--force-tunnel",) * called_back
     more = {0: everybody, 1: (*words, *everybody), 2: everybody}
     with Lab(root, (1, 1, 1), more) as lab:

@@ -27,7 +27,7 @@ KINDS = {
 NODES = (2, 3, 3)
 ATTACK_S = 20.0
 GIVEN_UP = ("epoch-abandoned", "epoch-uncertain")
-"""Events of leaders whose epoch under way ended without a commit."""
+"""Events of an epoch that ended without a commit, at its leader."""
 LOST = (
     *GIVEN_UP,
     "went-back",

@@ -22,8 +22,8 @@ PIECE = 64 << 10
 UNSENT = 1024
 """Bytes of a body that never come."""
 CALLS = TransportSettings.peer_streams
-"""Calls that one attacker has open at one victim, on one connection: as many as a daemon takes of a
-peer, and more than it takes of one method."""
+"""Open calls of one attacker at one victim, on one connection: a daemon's limit for all calls of a
+peer. Its limit for one method is lower."""
 CONNECTIONS = 4
 """Connections of one attacker to one victim, each with :data:`CALLS` calls. A daemon takes
 :data:`~node.transport.connections.PER_PEER` of a peer, which would be thousands for a band."""

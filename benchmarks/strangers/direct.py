@@ -38,8 +38,8 @@ def tokens(report: Report) -> None:
 
 
 def records(report: Report) -> None:
-    """Rows 16: records of cells with as many replicas as are read, and with as many as fit into a
-    posting."""
+    """Rows 16: records of cells at the limit of replicas, which are read, and of the largest
+    posting, which are refused."""
     _postings(report, "records of cells", [4] * (census.MAX_PEERS // 4), read=RECORDS)
     largest = census.MAX_REPLICAS - 1
     left = MAX_POSTING - len(_posting([]))

@@ -130,9 +130,9 @@ async def catch_up(
     elsewhere: Elsewhere | None = None,
 ) -> None:
     """Leave the newest parameters that can be had in place. Pieces that were fetched and verified
-    stay in ``incoming`` over failures and restarts (None: in memory, over failures), the directory
-    of this stage among those of stages that this peer has fetched before, whose pieces are removed.
-    ``given``: the digest of the parameters that the stage begins from, empty where they are drawn.
+    stay in ``incoming`` over failures and restarts (None: in memory, over failures). Pieces of
+    other stages, in directories beside it, are removed. ``given``: the digest of the parameters
+    that the stage begins from, empty where they are drawn.
 
     The epoch that others hold is the one that most of them report. If this peer has worked with any
     of them, only those are asked: one stranger's word must not send a peer after parameters that do
@@ -221,8 +221,8 @@ async def catch_up(
 
 
 def _forget_other_stages(incoming: Path) -> None:
-    """Remove the pieces of other stages, beside those of the one that comes to ``incoming``: the
-    process that fetched them was killed, and this peer hosts another stage now."""
+    """Remove the pieces of other stages from the directories beside ``incoming``. They are left
+    over from a process that was killed while it fetched another stage."""
     for other in incoming.parent.glob("stage-*"):
         if other != incoming:
             Partial(other).clear()

@@ -7,7 +7,7 @@ from node.core.errors import PeerFault
 from node.core.ids import PeerId
 
 NOT_HELD = "not held here"
-"""The refusal of a donor that has nothing of what it was asked for."""
+"""The refusal of a donor without the state that was asked for."""
 
 
 class NoDonor(PeerFault):

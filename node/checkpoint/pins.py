@@ -149,7 +149,7 @@ class Pin:
         """The fp32 bytes of one tensor; for one on a device, or with other processes, this is its
         copy on the CPU."""
         if name not in self.views:
-            # The copy takes the place of the tensor, whose memory on the device is scarcer.
+            # The copy replaces the tensor: memory of the device is scarcer.
             self.tensors[name] = on_cpu(self.tensors[name])
             self.views[name] = encode(collected(self.tensors[name]), WIRE)
         return self.views[name]

@@ -1,6 +1,5 @@
-"""Paths of one peer's files, the socket its daemon listens on, a write that survives a power cut,
-and files whose maker may be killed before they have their name. Only this module and the settings
-read the environment."""
+"""Paths of one peer's files, the daemon's socket, writes that survive a power cut, and temporary
+files that survive their process. Only this module and the settings read the environment."""
 
 import fcntl
 import hashlib
@@ -93,8 +92,8 @@ def new_file(path: Path) -> int:
 
 
 def new_directory(path: Path) -> int:
-    """Make a directory and return a descriptor of it, which holds it as that of :func:`new_file`
-    holds a file. Raises OSError, also if something is there."""
+    """Make a directory and return a descriptor of it. For as long as that is open,
+    :func:`remove_stale` leaves the directory alone. Raises OSError, also if something is there."""
     while True:
         path.mkdir(0o755)
         with suppress(FileNotFoundError):
@@ -104,7 +103,7 @@ def new_directory(path: Path) -> int:
 
 
 def _hold(fd: int, path: Path) -> bool:
-    """Lock what was made at ``path`` a moment ago. Return False, and close it, if another process
+    """Lock the new file or directory at ``path``. Return False, and close it, if another process
     has taken it for stale and removed it before it was locked."""
     with suppress(OSError):  # where nothing can be locked, nothing is stale
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -115,8 +114,8 @@ def _hold(fd: int, path: Path) -> bool:
 
 
 def remove_stale(path: Path) -> None:
-    """Remove a file or a directory that :func:`new_file` or :func:`new_directory` has made, if its
-    maker has ended; as far as that can be done, and nothing behind a link."""
+    """Remove a file of :func:`new_file` or a directory of :func:`new_directory` whose process has
+    ended. Follows no link, and raises nothing where something cannot be removed."""
     with suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:

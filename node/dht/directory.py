@@ -52,7 +52,7 @@ FRESH_S = 0.5
 """A walk that posts a record asks as many nodes as a walk for a reading, and gets all records. So
 a reading that begins within these seconds of such a walk asks nobody."""
 SEED_ADDRESSES = 16
-"""Addresses of one bootstrap peer that are tried: as many as an invite may name."""
+"""Most addresses of one bootstrap peer that are tried: the limit of an invite."""
 ATTACH_S = 120.0
 """For p2pd to take the DHT's handlers. Its supervisor replaces one that does not answer sooner, and
 hivemind waits for ever for one that is gone."""
@@ -141,7 +141,7 @@ class Directory:
         does not answer is waited for ``ATTACH_S`` here, and from then on in the background, until
         there is another one. Raises UsageFault for one that is not a multiaddr with /p2p/.
         """
-        # After a restart these are those of the start: what was heard since is newer.
+        # After a restart of p2pd these addresses are old, and those in ``_seeds`` are newer.
         self._seeds = _merged(self._seeds, _by_peer(initial_peers))
         guard.install()
         if self._attaching is not None:

@@ -221,7 +221,7 @@ def objection(directory: Path) -> str:
 
 
 def _foreign(names: Iterable[str]) -> list[str]:
-    """The names among those of a directory that no export has given."""
+    """The names of a directory's entries that are no files of an export."""
     return [name for name in names if name not in FILES and not is_shard(name)]
 
 
@@ -234,9 +234,9 @@ def _is_export(path: Path) -> bool:
 
 
 def clear_up(directory: Path) -> None:
-    """Put right beside ``directory`` what exports have left that were killed: hidden directories
-    with a part of a model, which are removed, and an earlier export that had made way, which takes
-    its place again. Blocks on the disk; as far as that can be done."""
+    """Clear up after killed exports to ``directory``: remove their hidden directories beside it,
+    and put an earlier export back that had made way. Blocks on the disk; leaves alone anything that
+    it cannot remove."""
     hidden = re.compile(rf"\.{re.escape(directory.name)}\.[0-9a-f]{{8}}({re.escape(OLD)})?")
     with contextlib.suppress(OSError):
         beside = [p for p in directory.parent.iterdir() if hidden.fullmatch(p.name)]

@@ -48,7 +48,7 @@ MOST_STEPS = 1 << 24
 MOST_NAMED = 16
 """Most cells with a push in one step: no group is larger."""
 MOST_PUSHED = 256
-"""Cells whose last push is remembered, the ones with the newest."""
+"""Most cells with a remembered push. The newest pushes stay."""
 FAR = 3.0
 """Multiple of the group's median length above which a difference is scaled down."""
 
@@ -217,9 +217,8 @@ class OuterPushes(OuterSteps):
     server that adopted the same results. Where that is lost (a restart, an anchor that was fetched
     from others), such a push counts again, once: the server remembers it from then on.
 
-    A cell keeps what was refused on top of its next anchor, because no result says which of its
-    pushes was taken. So a push whose result its cell missed counts once more with the next one that
-    is taken.
+    A cell keeps a refused push on top of its next anchor, because no result names the pushes in
+    it. So a push with a missed result counts once more, with the next push that is taken.
     """
 
     shared = False
@@ -236,7 +235,7 @@ class OuterPushes(OuterSteps):
         self.ages: dict[str, int] = {}
         """Age of each push that came, in steps of the server, refused ones included."""
         self.repeated: frozenset[str] = frozenset()
-        """Cells whose pushes were refused because they contain one that has been taken."""
+        """Cells with a refused push: it contains an earlier one that is in the anchor."""
 
     def gives(self, local: Named) -> dict[str, Tensor] | None:
         """The contribution of :meth:`OuterSteps.gives`, with the server's step at which the anchor

@@ -55,7 +55,7 @@ AGAIN_SHARE = 0.05
 SOME_SHARE = 0.7
 """Share of the window's time after which the contributions that have arrived are enough."""
 AT_ONCE = 4
-"""Partners whose contributions are pulled at a time while they come in time. If all were pulled at
+"""Contributions that are pulled at a time while they arrive in time. If all were pulled at
 once over a thin line, none would be whole when what has come counts."""
 PATIENT = 3
 """Windows in a row in which this replica takes no part because other replicas may still give it
@@ -137,7 +137,7 @@ class WindowTimes:
 
     @property
     def again_s(self) -> float:
-        """Seconds between two attempts to fetch what was not there."""
+        """Seconds between two attempts of a fetch."""
         return min(AGAIN_S, AGAIN_SHARE * self.within_s)
 
 
@@ -395,7 +395,7 @@ class WindowRound:
         loop = asyncio.get_running_loop()
         while m.mean is None and loop.time() < turn:
             under_way = await first_of(under_way, turn)
-        # Where pulls take longer than this, so many at a time would not all be done in time.
+        # The longest pull with which all partners are pulled in time, ``AT_ONCE`` at a time.
         slow_s = max(0.0, times.late - loop.time()) * AT_ONCE / max(1, len(partners))
         places = Places(AT_ONCE, slow_s)
         for partner in partners:

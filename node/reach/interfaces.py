@@ -152,7 +152,7 @@ _newest_look: list[Look] = [({}, frozenset())]
 
 
 def _look() -> Look:
-    with contextlib.suppress(OSError):  # no descriptor is free: what was there is there still
+    with contextlib.suppress(OSError):  # no descriptor is free: the last look stands
         _newest_look[0] = _looked(int(time.monotonic() // LOOK_S))
     return _newest_look[0]
 

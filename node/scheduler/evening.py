@@ -1,7 +1,7 @@
 """Even shares of work for the replicas of a stage, where they cost no time. Pure.
 
-Enters: a problem and a plan. Leaves: the plan with a stage's work divided among its replicas by
-their speeds, as far as the makespan allows. Never: a plan that breaks a rule.
+Enters: a problem and a plan. Leaves: the plan with the work of each stage divided among its
+replicas by their speeds, within a bound of the makespan. Never: a plan that breaks a rule.
 
 The shortest plan gives all work of a stage to its fastest replicas where the swarm waits for
 something else, such as the ends. The others would train nothing and be measured by nothing, so that
@@ -36,7 +36,7 @@ def evened(
     best = tuple(routes)
     tried = 0
     for stage, peers in enumerate(problem.stages):
-        if stage == 0 or len(peers) < 2:
+        if stage == 0 or len(peers) < 2 or tried == most:
             continue
         moves = _moves(problem, best, stage)
         for part in PARTS:

@@ -162,8 +162,8 @@ class StreamSink(ThreadedSink):
 
     ``output``: the file of a daemon without a terminal. If the stream appends to it, it holds
     ``max_bytes`` and a line at most: before the next line ``output.1`` gets its newest
-    ``max_bytes``, and it is emptied. What the process writes to it by other ways is in it too. Any
-    other file belongs to whoever redirected the stream there.
+    ``max_bytes``, and it is emptied. Other writers of the process append to the same file. A stream
+    to any other file is left as it is: the operator has redirected it.
     """
 
     def __init__(

@@ -231,6 +231,14 @@ def test_settings_that_hold_are_taken() -> None:
     SchedulerSettings(skip=0.5, keep_first=1, max_jump=3).check(4, 8, 0.5)
 
 
+def test_a_replica_of_an_idle_stage_gets_its_share_of_the_work() -> None:
+    costs = alike(2, ea=4.0, eb=4.0, **{"1b": 1.1, "2b": 1.1})
+    laid = Router(SchedulerSettings("planned"), 2).lay(ENDS, blocks(2), samples(24), costs)
+    work = Counter(h.peer for p in laid.paths for h in p.hops)
+    assert laid.how == "insertion", "turns would be even by themselves"
+    assert work[PeerId("1b")] >= 9, "the shortest plan gives it seven"
+
+
 def test_nothing_is_owed_to_ends_peers_that_have_long_gone() -> None:
     rotation = Rotation()
     stays, goes = PeerId("ea"), PeerId("eb")

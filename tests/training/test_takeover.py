@@ -9,6 +9,7 @@ import pytest
 from node.consensus.admission import OTHER_LEADER, undoes
 from node.coordinator import notes
 from node.coordinator.following import PlanReports
+from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.core.journey import Plan
 from node.epoch import events as ev
@@ -327,6 +328,41 @@ async def test_a_leader_that_was_out_of_reach_hears_what_it_missed() -> None:
     heard.reports.answers()
     await heard.told()
     assert (heard.results, heard.words) == ([0, 1], ["second"]), "each is told once"
+
+
+async def test_a_leader_that_accepts_a_heartbeat_hears_what_it_missed(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (a,) = await rig.add("a")
+    t = taking_part(a)
+    stands(t, a.work.stage.version)
+    plan = rig.plan((a,), dict.fromkeys(rig.shapes, a))
+    member_told(t.member, ev.PlanArrived(plan))
+    assert plan.leader != a.me
+    heard: list[str] = []
+    silent = PeerFault(plan.leader, "it does not answer")
+    answers: list[PeerFault | None] = [silent, None, None]
+
+    async def send(leader: PeerId, note: pb.Note) -> str | None:
+        if (fault := answers.pop(0)) is not None:
+            t.candidacy.election.shun(leader, t.kit.clock.now())
+            raise fault
+        heard.append(note.WhichOneof("say") or "")
+        return None
+
+    monkeypatch.setattr(t.reporting, "_send", send)
+    heartbeat = ev.Heartbeat(a.me, 1, a.work.stage.version, "", ev.Capacity(1.0))
+    monkeypatch.setattr(t.reporting.own, "heartbeat", lambda leader: heartbeat)
+    ready = pb.Note(ready=pb.ReadyNote())
+    monkeypatch.setattr(t.reporting.own, "note", lambda heartbeat, leader: ready)
+    t.following._reports_on(plan).says(pb.Note(committed=pb.CommittedNote()))
+    await asyncio.sleep(0.05)
+    assert heard == []
+    t.candidacy.election.forgive(plan.leader)
+    assert await t.reporting._report_to(plan.leader)
+    await asyncio.sleep(0.05)
+    assert heard == ["ready", "committed"]
+    await t.close()
 
 
 async def test_after_a_takeover_no_leader_is_trusted_without_support(rig: Any) -> None:

@@ -116,8 +116,7 @@ class Speeds:
         }
 
     def known_cost(self) -> set[PeerId]:
-        """Peers that have reported the cost of a micro-batch, and not so long ago that it is out of
-        date."""
+        """Peers with a reported cost of a micro-batch that is not out of date."""
         return {
             p
             for p, c in self._peers.candidates.items()
@@ -140,7 +139,7 @@ class Speeds:
         self._planned = {p: speed for p, speed in self._planned.items() if p in here}
 
     def _forgiven(self, peer: PeerId) -> bool:
-        """True for a peer that got no work for so long that its measurements are out of date."""
+        """True for a peer with outdated measurements, because it got no work for long."""
         return self._idle.get(peer, 0) >= FORGIVE_AFTER
 
     def _bound(self, peer: PeerId) -> float:
