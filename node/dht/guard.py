@@ -72,11 +72,15 @@ ANSWER_BYTES = 1 << 16
 """Bytes of an answer that cost an established asker as much as one request."""
 STRANGER_BYTES = 1 << 12
 """Bytes of an answer that cost a stranger as much as one request."""
-UNMET_RECORDS = 128
+UNMET_RECORDS = 32
 """Records in an answer whose writers this peer has not met. A writer that exists is met by the
-peers that it dials, and they pass its record on."""
+peers that it dials, and they pass its record on. A member reads 16 KiB of such records from each of
+three nodes every few seconds, which a thin line can bear."""
 STRANGER_RECORDS = 64
 """Records in an answer to a stranger: enough to join by. A shorter answer stays as it is."""
+SURE_RECORDS = 8
+"""Records in an answer that a stranger gets although answers to strangers are too many: some
+members to join by."""
 STRANGERS_UP = 1 << 20
 """Bytes a second of answers to all strangers together, where the operator set no cap."""
 STRANGERS_SHARE = 0.1
@@ -84,8 +88,9 @@ STRANGERS_SHARE = 0.1
 STRANGERS_S = 4.0
 """Seconds of these answers that may go at once."""
 SURE_EVERY_S = 10.0
-"""Seconds after which a stranger gets an answer in any case, so that others cannot keep it from
-joining. Two may go at once."""
+"""Seconds after which a stranger may have a short answer although others have used up the share of
+all strangers, so that they cannot keep it from joining. Two may go at once. Together these answers
+have a share of the same size; when they need more, the strangers that ask first get them."""
 BROUGHT_PER_S = 1.0
 """Rate at which one peer may store records of writers that are new here, beside its own; it may
 store :data:`OTHERS` at once."""
@@ -236,6 +241,7 @@ class AdmissionFilter:
         self._company = company
         strangers_up = STRANGERS_SHARE * max_up or STRANGERS_UP
         self._answers = TokenBucket(strangers_up, STRANGERS_S * strangers_up)
+        self._short_answers = TokenBucket(strangers_up, STRANGERS_S * strangers_up)
         self._sure = TokenBucket(1 / SURE_EVERY_S, 2.0)
         self._rate = TokenBucket(REQUESTS_PER_S, REQUESTS_AT_ONCE)
         self._strangers = TokenBucket(STRANGERS_PER_S, REQUESTS_AT_ONCE)
@@ -282,35 +288,53 @@ class AdmissionFilter:
             self._rate.charge(peer, now, nbytes / ANSWER_BYTES)
             return True
         self._strangers.charge(peer, now, nbytes / STRANGER_BYTES)
-        if self._answers.allow(_ALL, now, nbytes):
-            return True
-        if self._sure.allow(peer, now):
-            self._answers.charge(_ALL, now, nbytes)
+        return self._answers.allow(_ALL, now, nbytes)
+
+    def may_have_short_answer(self, caller: PeerID) -> bool:
+        """Count a short answer to a stranger that gets no usual one; False when it has had its
+        answers lately. It counts also if :meth:`may_answer_shortly` refuses it then: so each
+        stranger has the same chance, however often it asks."""
+        peer = PeerId(caller.to_base58())
+        if self._sure.allow(peer, self._clock.now()):
             return True
         self.refuse("answers", peer)
         return False
 
-    def passed_on(self, caller: PeerID, writers: Iterable[str], me: PeerID) -> list[str]:
+    def may_answer_shortly(self, caller: PeerID, nbytes: int) -> bool:
+        """Count a short answer of ``nbytes``; False when those to strangers are too many
+        already."""
+        if self._short_answers.allow(_ALL, self._clock.now(), nbytes):
+            return True
+        self.refuse("answers", PeerId(caller.to_base58()))
+        return False
+
+    def passed_on(
+        self, caller: PeerID, writers: Iterable[str], me: PeerID, most: int | None = None
+    ) -> list[str]:
         """The ``writers`` whose records ``caller`` gets: ``me`` and established ones, those that
-        were met, and at most :data:`UNMET_RECORDS` others by lot; a stranger gets the first
-        :data:`STRANGER_RECORDS` of these."""
+        were met, and at most :data:`UNMET_RECORDS` others, each group by lot. ``most`` of these are
+        passed on; None: to a stranger the first :data:`STRANGER_RECORDS`, to others all."""
         company = self._company
+        if most is None and not company.established(PeerId(caller.to_base58())):
+            most = STRANGER_RECORDS
         own = me.to_base58()
+        mine: list[str] = []
         established: list[str] = []
         met: list[str] = []
         others: list[str] = []
         for writer in writers:
-            if writer == own or company.established(PeerId(writer)):
+            if writer == own:
+                mine.append(writer)
+            elif company.established(PeerId(writer)):
                 established.append(writer)
             elif company.proven(PeerId(writer)):
                 met.append(writer)
             else:
                 others.append(writer)
-        random.shuffle(others)
-        found = established + met + others[:UNMET_RECORDS]
-        if company.established(PeerId(caller.to_base58())):
-            return found
-        return found[:STRANGER_RECORDS]
+        for group in (established, met, others):
+            random.shuffle(group)
+        found = mine + established + met + others[:UNMET_RECORDS]
+        return found[:most]
 
     def source(self, peer: PeerID, *, asked: bool = False) -> Source:
         """The source of records that a connected peer brings."""
@@ -581,30 +605,83 @@ class SwarmProtocol(DHTProtocol):
         # An answer of the right length: to hivemind another one would mean that we are gone.
         missing = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
         nothing = dht_pb2.FindResponse(results=[missing] * len(request.keys), peer=self.node_info)
-        if not self._door.in_time(context.remote_id):
+        asker = context.remote_id
+        if not self._door.in_time(asker):
             return nothing
-        answer = await super().rpc_find(request, self._welcome(context))
-        for key, result in zip(request.keys, answer.results, strict=True):
-            self._shorten(DHTID.from_bytes(key), result, context)
-        if not self._door.may_answer(context.remote_id, answer.ByteSize()):
+        if request.peer.node_id:
+            ping = dht_pb2.PingRequest(peer=request.peer)
+            await self.rpc_ping(ping, self._welcome(context))
+        answer = self._answer(request, asker)
+        if self._door.may_answer(asker, answer.ByteSize()):
+            return answer
+        if not self._door.may_have_short_answer(asker):
+            return nothing
+        answer = self._answer(request, asker, SURE_RECORDS)
+        if not self._door.may_answer_shortly(asker, answer.ByteSize()):
             return nothing
         return answer
 
-    def _shorten(self, key: DHTID, result: dht_pb2.FindResult, context: P2PContext) -> None:
-        """Leave in ``result`` the records under ``key`` that the caller gets."""
-        held = self.storage.get(key)
-        records: Any = None
-        if held is not None:
-            records = held.value
-        if not isinstance(records, DictionaryDHTValue) or len(records) <= STRANGER_RECORDS:
-            return
+    def _answer(
+        self, request: dht_pb2.FindRequest, asker: PeerID, most: int | None = None
+    ) -> dht_pb2.FindResponse:
+        """The records under each key that ``asker`` gets, and the nodes near it. ``most``: of each
+        key; None: as many as it usually gets."""
+        asking = DHTID.from_bytes(request.peer.node_id)
+        answer = dht_pb2.FindResponse(results=[], peer=self.node_info)
+        for key in map(DHTID.from_bytes, request.keys):
+            result = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
+            held = self.storage.get(key)
+            if held is not None and isinstance(held.value, DictionaryDHTValue):
+                result = dht_pb2.FindResult(
+                    type=dht_pb2.FOUND_DICTIONARY,
+                    value=self.serializer.dumps(self._passed_on(held.value, asker, most)),
+                    expiration_time=held.expiration_time,
+                )
+            near = self.routing_table.get_nearest_neighbors(key, self.bucket_size, exclude=asking)
+            for neighbour, peer in near:
+                result.nearest_node_ids.append(neighbour.to_bytes())
+                result.nearest_peer_ids.append(peer.to_bytes())
+            answer.results.append(result)
+        return answer
+
+    def _passed_on(
+        self, records: DictionaryDHTValue, peer: PeerID, most: int | None
+    ) -> DictionaryDHTValue:
+        """The records that ``peer`` gets of these; ``most`` as in
+        :meth:`AdmissionFilter.passed_on`."""
+        if most is None and len(records) <= STRANGER_RECORDS:
+            return records
         short = DictionaryDHTValue()
         writers = map(str, records.data)
-        for writer in self._door.passed_on(context.remote_id, writers, context.local_id):
+        for writer in self._door.passed_on(peer, writers, self.p2p.peer_id, most):
             record = records.get(writer)
             if record is not None:
                 short.store(writer, record.value, record.expiration_time)
-        result.value = self.serializer.dumps(short)
+        return short
+
+    async def call_store(
+        self, peer: PeerID, keys: Any, values: Any, *rest: Any, **named: Any
+    ) -> list[bool] | None:
+        """As the parent, which offers all that it keeps to a node that is new near some keys. Such
+        a node gets no more records than it takes from one peer, those under the keys with the
+        fewest first, and they count as an answer."""
+        offered = list(zip(keys, values, strict=True))
+        if not any(isinstance(value, DictionaryDHTValue) for _, value in offered):
+            return await super().call_store(peer, keys, values, *rest, **named)
+        offered.sort(key=lambda one: len(one[1]))
+        left = OTHERS
+        passed_on: list[tuple[DHTID, DictionaryDHTValue]] = []
+        for key, records in offered[:MAX_KEYS]:
+            short = self._passed_on(records, peer, left)
+            left -= len(short)
+            passed_on.append((key, short))
+        good = [(key, short) for key, short in passed_on if len(short)]
+        nbytes = sum(len(self.serializer.dumps(short)) for _, short in good)
+        if not good or not self._door.may_answer(peer, nbytes):
+            return None
+        expirations = [short.latest_expiration_time for _, short in good]
+        new_keys, new_values = zip(*good, strict=True)
+        return await super().call_store(peer, new_keys, new_values, expirations)
 
     async def call_find(self, peer: PeerID, keys: Collection[DHTID]) -> Any:
         """As the parent, but an answer lives as long as its records, not as long as its sender

@@ -134,6 +134,15 @@ _GONE = (OSError, EOFError, P2PDaemonError)
 """Exceptions of a call to a p2pd that is dead or dying."""
 
 
+@dataclass
+class Calls:
+    """Bytes of the calls that p2pd has carried for this process: of requests and answers ``given``
+    to it for other peers, and ``taken`` from it, in all."""
+
+    given: int = 0
+    taken: int = 0
+
+
 @dataclass(eq=False)
 class _Stream:
     """A stream that a peer opened here, and the task of its handler."""
@@ -212,8 +221,14 @@ class P2pDaemon:
         self._said: deque[str] = deque(maxlen=100)
         self._overgrown = ""
         """The size of a child that was killed for it."""
+        self.calls = Calls()
         self._kind = _watching_parent(
-            self.runtime, self._said, settings.p2pd_memory, self._heard, self._oversized
+            self.runtime,
+            self._said,
+            settings.p2pd_memory,
+            self.calls,
+            self._heard,
+            self._oversized,
         )
 
     @property
@@ -801,12 +816,13 @@ def _watching_parent(
     runtime: Path,
     said: deque[str],
     memory: int,
+    calls: Calls,
     heard: Callable[[PeerId], None],
     oversized: Callable[[PeerId], None],
 ) -> type[P2P]:
-    """hivemind's P2P with a child of our kind. ``memory``: its limit in bytes. ``heard(peer)`` is
-    called at every request to or from a peer, ``oversized(peer)`` at a request that is refused for
-    its size."""
+    """hivemind's P2P with a child of our kind. ``memory``: its limit in bytes. ``calls`` counts
+    the bytes of calls. ``heard(peer)`` is called at every request to or from a peer,
+    ``oversized(peer)`` at a request that is refused for its size."""
 
     class Watching(P2P):
         """Sockets in our directory, and a child that dies with us and not of our Ctrl-C."""
@@ -841,22 +857,30 @@ def _watching_parent(
             async def served(request: bytes, caller: PeerID) -> bytes:
                 peer = PeerId(caller.to_base58())
                 heard(peer)
+                calls.taken += len(request)
                 if len(request) > UNARY_BYTES:
                     oversized(peer)
                     raise WireError(f"a request of {len(request)} bytes, {UNARY_BYTES} are allowed")
                 me: Any = self.peer_id
                 context = P2PContext(handle_name, me, caller)
-                answer = await handler(input_protobuf_type.FromString(request), context)
-                return answer.SerializeToString()
+                found = await handler(input_protobuf_type.FromString(request), context)
+                answer = found.SerializeToString()
+                calls.given += len(answer)
+                return answer
 
             client: Any = self._client
             await client.add_unary_handler(handle_name, served, balanced=balanced)
 
         async def _call_unary_protobuf_handler(
-            self, peer_id: PeerID, *asked: Any, **named: Any
+            self, peer_id: PeerID, handle_name: str, input: Any, output_protobuf_type: Any
         ) -> Any:
             heard(PeerId(peer_id.to_base58()))
-            return await super()._call_unary_protobuf_handler(peer_id, *asked, **named)
+            client: Any = self._client
+            request = input.SerializeToString()
+            calls.given += len(request)
+            answer = await client.call_unary_handler(peer_id, handle_name, request)
+            calls.taken += len(answer)
+            return output_protobuf_type.FromString(answer)
 
     return Watching
 

@@ -675,8 +675,10 @@ class Transport:
             pid = self.p2p.pid
             if (io := read_io(pid)) is not None:
                 carried = self._tunnelled + self.relay.carried
+                from_us = carried + self.p2p.calls.given
+                to_us = carried + self.p2p.calls.taken
                 under_way = self.relay.circuits * UNDER_WAY
-                self.traffic.count_raw(*self._beside.since(pid, *io, carried, under_way))
+                self.traffic.count_raw(*self._beside.since(pid, *io, from_us, to_us, under_way))
 
     async def _punch(self, peer: PeerId) -> None:
         """Open a libp2p connection together with ``peer``, which is reached some other way. Raises

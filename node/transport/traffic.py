@@ -274,31 +274,32 @@ class PacedStream:
 
 
 class Beside:
-    """p2pd's own traffic over the network, beside the streams it carried for us. Enters: the bytes
-    it has read and written since its start, to and from anywhere, and the bytes it carried for us,
-    once for each time that they crossed between us. Pure.
+    """p2pd's own traffic over the network, beside the streams that it carried for us. Enters: the
+    bytes that it has read and written since its start, to and from anywhere. Pure.
 
-    p2pd reads and writes every carried byte once more, on our side of it. So the difference is its
-    own traffic, a little too much rather than too little, since the directory's questions through
-    it are counted on both sides.
+    Part of them is no traffic of its own. p2pd reads and writes every byte of a stream, on our side
+    of it and on the network's, and the network's is counted where the stream is. It reads a call of
+    ours from us before it sends it, and writes a call of others to us after it received it.
     """
 
     def __init__(self) -> None:
         self._pid = 0
-        self._began = 0
+        self._began = (0, 0)
         self._told = (0, 0)
 
     def since(
-        self, pid: int, read: int, written: int, carried: int, under_way: int = 0
+        self, pid: int, read: int, written: int, from_us: int, to_us: int, under_way: int = 0
     ) -> tuple[int, int]:
         """Bytes sent and received since the last call; of a new process since its start.
-        ``under_way``: that many may be on their way between it and us, and not be its own."""
+        ``from_us``, ``to_us``: bytes of all processes so far that were read or written beside their
+        own traffic. ``under_way``: that many more may be."""
         if pid != self._pid:
             self._pid = pid
-            self._began = carried
+            self._began = (from_us, to_us)
             self._told = (0, 0)
-        ours = carried - self._began + under_way
-        more = max(0, written - ours - self._told[0]), max(0, read - ours - self._told[1])
+        sent = written - (to_us - self._began[1]) - under_way
+        received = read - (from_us - self._began[0]) - under_way
+        more = max(0, sent - self._told[0]), max(0, received - self._told[1])
         self._told = self._told[0] + more[0], self._told[1] + more[1]
         return more
 

@@ -25,6 +25,7 @@ from node.dht.guard import (
     STRANGER_RECORDS,
     STRANGERS_S,
     STRANGERS_SHARE,
+    SURE_RECORDS,
     UNMET_RECORDS,
     AdmissionFilter,
     RecordSerializer,
@@ -415,18 +416,58 @@ async def test_answers_to_strangers_leave_most_of_a_cap_and_each_gets_one(body) 
     node = await make_node(max_up=cap)
     keep_records_of(node, [Identity.ephemeral() for _ in range(STRANGER_RECORDS)], body)
     answered = Counter[str]()
-    moved = 0
+    lengths: list[int] = []
     find = dht_pb2.FindRequest(keys=[KEY])
-    for who in [Identity.ephemeral() for _ in range(10)]:
-        for _ in range(20):
-            found = await node.protocol.rpc_find(find, called_by(who))
-            if found.results[0].type == dht_pb2.FOUND_DICTIONARY:
-                answered[who.peer_id] += 1
-                moved += found.ByteSize()
-    largest = moved / answered.total()
-    assert len(answered) == 10, "none is kept from joining by the others"
-    assert moved <= STRANGERS_SHARE * STRANGERS_S * cap + 10 * 2 * largest
+    crowd = [Identity.ephemeral() for _ in range(8)]
+    greedy = [crowd[0], crowd[1]] * 20
+    for who in [*greedy, *crowd]:
+        found = await node.protocol.rpc_find(find, called_by(who))
+        if found.results[0].type == dht_pb2.FOUND_DICTIONARY:
+            answered[who.peer_id] += 1
+            lengths.append(len(writers_in(found)))
+    assert len(answered) == 8, "none is kept from joining by the others"
+    assert lengths[0] == STRANGER_RECORDS
+    assert lengths[-1] == SURE_RECORDS
+    assert answered[crowd[0].peer_id] + answered[crowd[1].peer_id] <= 1 + 2 * 2
     assert node.protocol._door.refusals["answers"] > 0
+    moved = 0
+    for who in [Identity.ephemeral() for _ in range(100)]:
+        moved += (await node.protocol.rpc_find(find, called_by(who))).ByteSize()
+    assert moved <= STRANGERS_SHARE * STRANGERS_S * cap, "however many there are"
+
+
+class Near:
+    """A node that is new near a key and takes all records that are offered to it."""
+
+    def __init__(self, node: Node) -> None:
+        self.writers: list[set[str]] = []
+        node.protocol.get_stub = lambda peer: SimpleNamespace(rpc_store=self.stored)
+
+    async def stored(self, request: dht_pb2.StoreRequest, timeout: float) -> dht_pb2.StoreResponse:
+        for value in request.values:
+            self.writers.append(set(map(str, RecordSerializer.loads(value).data)))
+        return dht_pb2.StoreResponse(store_ok=[True] * len(request.keys))
+
+
+async def test_a_node_that_is_new_near_a_key_is_offered_few_records(body) -> None:
+    members = [Identity.ephemeral() for _ in range(OTHERS // 2)]
+    established = {who.peer_id for who in members}
+    node = await make_node(company=Company(lambda peer: peer in established), max_up=100_000.0)
+    keep_records_of(node, [*(Identity.ephemeral() for _ in range(200)), *members], body)
+    orders = DHTID.generate(source="orders")
+    owner = str(ALICE.peer_id)
+    node.protocol.storage.store_subkey(orders, owner, pack(b"order"), until())
+    near = Near(node)
+    for who in [Identity.ephemeral() for _ in range(20)]:
+        peer = PeerID.from_base58(who.peer_id)
+        await node.protocol.update_routing_table(guard.node_id_of(peer), peer)
+        for _ in range(5):
+            await asyncio.sleep(0)
+    few, many = near.writers[:2]
+    assert few == {owner}
+    assert {str(who.peer_id) for who in members} <= many
+    assert len(many) == OTHERS - 1
+    assert 2 <= len(near.writers) < 20, "strangers get no more than answers to them may hold"
 
 
 PAIR = "outer/7/all"

@@ -306,6 +306,33 @@ async def test_a_request_is_measured_before_it_is_parsed(swarm):
     assert a.p2p.refusals == {"requests": 1}
 
 
+async def test_the_bytes_of_a_call_count_as_sent_here_and_as_received_there(swarm):
+    a = await swarm()
+    b = await swarm()
+
+    async def answer(request, context):
+        return dht_pb2.StoreRequest(values=[bytes(50_000)])
+
+    await a.p2p.p2p.add_protobuf_handler("Test.rpc", answer, dht_pb2.StoreRequest)
+    await b.p2p.connect([a.p2p.addresses()[0]])
+    for transport in (a, b):
+        transport._count_p2pd()
+    before = {
+        transport: (transport.traffic.sent, transport.traffic.received) for transport in (a, b)
+    }
+    for _ in range(10):
+        await b.p2p.p2p.call_protobuf_handler(
+            PeerID.from_base58(a.peer_id),
+            "Test.rpc",
+            dht_pb2.StoreRequest(values=[bytes(200_000)]),
+            dht_pb2.StoreRequest,
+        )
+    for transport, sent, received in ((a, 500_000, 2_000_000), (b, 2_000_000, 500_000)):
+        transport._count_p2pd()
+        assert sent <= transport.traffic.sent - before[transport][0] < 1.2 * sent
+        assert received <= transport.traffic.received - before[transport][1] < 1.2 * received
+
+
 def request(protocol: str, nbytes: int = 1) -> p2pd_pb2.CallUnaryRequest:
     data = dht_pb2.StoreRequest(values=[bytes(nbytes)]).SerializeToString()
     return p2pd_pb2.CallUnaryRequest(peer=b"peer", proto=protocol, data=data)

@@ -216,19 +216,26 @@ def test_headers_and_acknowledgements_count():
 
 
 MOVED = [
-    ((7, 1000, 2000, 0), (2000, 1000), "since its start"),
-    ((7, 51_000, 52_000, 50_000), (0, 0), "a tunnel's bytes are counted where they are made"),
-    ((7, 51_300, 52_100, 50_000), (100, 300), ""),
-    ((7, 51_300, 52_100, 50_050), (0, 0), "told before it was read"),
-    ((7, 51_400, 52_250, 50_050), (100, 50), ""),
-    ((7, 52_400, 53_250, 50_050, 1000), (0, 0), "may be ours"),
-    ((7, 52_500, 53_450, 50_050, 1000), (200, 100), ""),
-    ((7, 52_500, 53_450, 51_050), (0, 0), "and was"),
-    ((8, 40, 30, 50_060), (30, 40), "another process begins anew"),
-    ((8, 41, 33, 50_060), (3, 1), ""),
+    ((7, 1000, 2000, 0, 0), (2000, 1000), "since its start"),
+    (
+        (7, 51_000, 52_000, 50_000, 50_000),
+        (0, 0),
+        "a tunnel's bytes are counted where they are made",
+    ),
+    ((7, 51_300, 52_100, 50_000, 50_000), (100, 300), ""),
+    ((7, 51_300, 52_100, 50_050, 50_050), (0, 0), "told before it was read"),
+    ((7, 51_400, 52_250, 50_050, 50_050), (100, 50), ""),
+    ((7, 52_400, 53_250, 50_050, 50_050, 1000), (0, 0), "may be ours"),
+    ((7, 52_500, 53_450, 50_050, 50_050, 1000), (200, 100), ""),
+    ((7, 52_500, 53_450, 51_050, 51_050), (0, 0), "and was"),
+    ((7, 53_000, 53_950, 51_550, 51_050), (500, 0), "a call of ours is read from us and sent"),
+    ((7, 60_000, 60_950, 51_550, 58_050), (0, 7000), "a call of others is received and handed on"),
+    ((8, 40, 30, 51_560, 58_060), (30, 40), "another process begins anew"),
+    ((8, 41, 33, 51_560, 58_060), (3, 1), ""),
 ]
-"""Readings one after the other: (process, bytes read, bytes written, bytes of tunnels, bytes that
-may be ours), the bytes (sent, received) that count, and why."""
+"""Readings one after the other: (process, bytes read, bytes written, bytes read from us beside
+that, bytes written to us, bytes that may be ours), the bytes (sent, received) that count, and
+why."""
 
 
 def test_what_p2pd_moves_for_others_is_not_its_own():
