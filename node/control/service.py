@@ -1,5 +1,6 @@
 """The operator's window, daemon side: gRPC over a unix socket that only this user may open."""
 
+import asyncio
 import contextlib
 import inspect
 import os
@@ -11,7 +12,14 @@ import grpc
 
 from node.control.sockets import CODE_KEY, NEXT_KEY, clear_stale
 from node.control.text import present
-from node.core.errors import ExitCode, LocalFault, PeerFault, Refused, WireError
+from node.core.errors import (
+    ExitCode,
+    LocalFault,
+    NetworkFault,
+    PeerFault,
+    Refused,
+    WireError,
+)
 from node.core.home import socket_target
 from node.core.tasks import Tasks
 from node.telemetry.events import LEVELS, Event, Journal, Subscription
@@ -286,6 +294,14 @@ class ControlService(control_pb2_grpc.ControlServicer):
                     yield item
         except (LocalFault, PeerFault, WireError) as fault:
             await refuse(context, fault, self._window.journal.names.within(str(fault)))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            # Not this call was cancelled, but work that it waited for. Without a status the client
+            # would wait until its deadline.
+            broken = NetworkFault("the daemon gave up what was asked", "see  tutti status")
+            await refuse(context, broken)
 
 
 async def refuse(context: Any, fault: Exception, text: str = "") -> NoReturn:

@@ -164,7 +164,8 @@ class ForwardRouter:
         """The result of ``work(hops)``, on another way when a hop is lost; replicas take turns by
         ``turn``.
 
-        Raises NetworkFault when a stage that may not be left out has nobody, or no way worked.
+        Raises NetworkFault when a stage that may not be left out has nobody, no way worked, or this
+        peer gives up its stage.
         """
         reroute = self.reroute
         if not reroute.live:
@@ -201,6 +202,8 @@ class ForwardRouter:
                 ):
                     if not alive and not task.done():
                         raise PeerFault(hop.peer, f"stage {hop.stage} does not answer")
+            if task.cancelled():  # not by this task: what it waited for was closed
+                raise NetworkFault("this peer has given up its stage", "see  tutti status")
             return task.result()
         finally:
             task.cancel()

@@ -12,7 +12,7 @@ from node.control.service import ControlService
 from node.control.sockets import clear_stale, listener
 from node.core.errors import ExitCode, LocalFault, NotRunning, OutOfResources, Refused, TimedOut
 from protos.ask_pb2 import PeerLine, PeersAnswer
-from protos.control_pb2 import Event, ExportRequest, GenerateRequest
+from protos.control_pb2 import Event, ExportRequest, GenerateRequest, Piece
 from testbed.fakes.canned_window import CannedWindow, training_snapshot
 from tests.control.conftest import ask
 
@@ -89,6 +89,19 @@ async def test_generate_streams_and_is_bounded(socket, window):
         socket, lambda c: list(c.generate(GenerateRequest(prompt="abc", max_tokens=2_000_000_000)))
     )
     assert ("".join(p.text for p in pieces), asked[0].max_tokens) == ("ABC", 4096)
+
+
+async def test_work_that_others_cancel_ends_the_answer_with_a_fault(socket, window):
+    async def generate(request: GenerateRequest) -> Any:
+        yield Piece(text="a")
+        back = asyncio.get_running_loop().create_future()
+        back.cancel()
+        await back
+
+    window.generate = generate
+    with pytest.raises(LocalFault, match="gave up") as fault:
+        await ask(socket, lambda c: list(c.generate(GenerateRequest(prompt="abc"), 60.0)))
+    assert fault.value.code == ExitCode.NETWORK
 
 
 async def test_events_give_history_then_live_each_once(socket, window):

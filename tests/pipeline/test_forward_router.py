@@ -179,6 +179,20 @@ async def test_work_that_nobody_can_do_ends(net):
         await nobody.look()
 
 
+async def test_work_that_is_cancelled_at_its_peer_is_a_fault(net):
+    """A pause closes the pipeline, which cancels whatever its own work waits for."""
+
+    async def work(hops: tuple[Hop, ...]) -> None:
+        back = asyncio.get_running_loop().create_future()
+        back.cancel()
+        await back
+
+    way = await around(net)
+    with pytest.raises(NetworkFault, match="given up its stage"):
+        await way.take(0, work)
+    await way.close()
+
+
 class Batches:
     """Held-out text of a tiny vocabulary."""
 
