@@ -1,11 +1,15 @@
 """Numbers and curves as short text: counts, rates, spans, sparklines. Pure."""
 
 import math
+import re
 from collections.abc import Sequence
 
 GONE = ("lost", "left")
 """States of a peer that is not there any more."""
 BLOCKS = " ▁▂▃▄▅▆▇█"
+_UNSAFE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
+"""Control characters other than tabs and line ends, halves of surrogate pairs, and marks that turn
+the direction of the text behind them."""
 
 
 def clean(text: str, limit: int = 200) -> str:
@@ -19,10 +23,8 @@ def clean(text: str, limit: int = 200) -> str:
 
 def shown(text: str) -> str:
     """Text of the model made safe for a terminal: it may hold any byte, and escape sequences must
-    not reach the terminal. Lines and tabs stay."""
-    return "".join(
-        c if c.isprintable() or c in "\n\t" else "\N{REPLACEMENT CHARACTER}" for c in text
-    )
+    not reach the terminal. Lines and tabs stay, carriage returns go."""
+    return _UNSAFE.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r", ""))
 
 
 def count(number: float) -> str:

@@ -9,6 +9,7 @@ from node.control.words import (
     count,
     milliseconds,
     resample,
+    shown,
     span,
     stacked,
 )
@@ -37,6 +38,26 @@ def test_a_span_fits_its_column(seconds: int):
 def test_text_from_outside_cannot_move_the_cursor():
     assert clean("a\x1b[2Jb\nc\rd\x07") == "a [2Jb c d "
     assert clean("x" * 300, 10) == "x" * 9 + "…"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "10\u202f000\u00a0€",
+        "東京\u3000大阪",
+        "\N{WOMAN}\u200d\N{PERSONAL COMPUTER}\ufe0f",
+        "می\u200cخواهم\u200f",
+        "a\u00adb\n\tc",
+    ],
+)
+def test_ordinary_text_of_the_model_is_shown_as_it_is(text: str):
+    assert shown(text) == text
+
+
+def test_text_of_the_model_cannot_steer_the_terminal():
+    assert shown("a\x1b[2Jb\x9bc\x00d\x7f") == "a\ufffd[2Jb\ufffdc\ufffdd\ufffd"
+    assert shown("\ud800 \u202eexe.txt\u2066") == "\ufffd \ufffdexe.txt\ufffd"
+    assert shown("a\r\nb\rc") == "a\nbc"
 
 
 def test_a_chart_has_its_shape():
