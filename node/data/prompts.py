@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 
 from node.core.errors import UsageFault
-from node.data.confined.process import Confined, Pool, explained, printable
+from node.data.confined.process import KEPT, Confined, Pool, explained, printable
 
 CPU_S = 5
 """Seconds of processor time for one prompt. A usual one takes a millisecond, and a template is
@@ -28,7 +28,11 @@ class PromptRenderer:
 
     def __init__(self, template: str, special_tokens: Mapping[str, str]) -> None:
         """``special_tokens``: bos_token, eos_token, … as the template knows them."""
-        self._pool = Pool(lambda process: load_template(process, template, special_tokens), CPU_S)
+
+        def load(process: Confined) -> None:
+            load_template(process, template, special_tokens)
+
+        self._pool = Pool(load, CPU_S, most=KEPT)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """Text of a conversation with the beginning of the next answer. Blocks. ``messages``: each

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from node.core.errors import Refused, refuse
-from node.data.confined.process import Confined, ParseFault, Pool, explained
+from node.data.confined.process import KEPT, Confined, ParseFault, Pool, explained
 from node.data.marks import CONTEXT, LAST, Conversation, ids_in
 from node.data.places import named_for_one_run, read_regular, tokenizer_file
 from node.data.settings import NO_PLACES, DataSettings, Places
@@ -171,7 +171,7 @@ class FileTokenizer:
                 "leave  --tokenizer  away, and it is fetched from other peers of the run; a block "
                 "stage needs none",
             )
-        self._pool = Pool(self._load)
+        self._pool = Pool(self._load, most=KEPT)
         self.vocab = 0
         self.eos: int | None = None
         list(self._pool.call({"op": "encode"}, b""))

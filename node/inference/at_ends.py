@@ -210,11 +210,11 @@ async def speak(
     asked = named(pipeline.settings.stages, request.leave_out.stages, request.leave_out.after)
     way = ForwardRouter(transport, pipeline.settings, lambda: a.work.plan, asked)
     files = await _files(a, request)
-    ids = await asyncio.to_thread(_prompt_ids, a.tokenizer, files, request)
     count = 0
     missing = ()
     trained = 0
     async with a.texts:
+        ids = await asyncio.to_thread(_prompt_ids, a.tokenizer, files, request)
         began = time.monotonic()
         session = TextSession(pipeline, way, lambda: a.stage.version.epoch)
         try:

@@ -5,6 +5,8 @@ import gzip
 import io
 import os
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -212,6 +214,69 @@ def test_an_answer_that_is_left_does_not_spoil_the_next():
     left.close()
     assert list(pool.call({"op": "lines", "column": "text"}, raw)) == [b"+a"] * 10
     pool.close()
+
+
+def waits(pool: Pool, monkeypatch) -> threading.Event:
+    """Event of a call that waits for a place."""
+    waiting = threading.Event()
+    real = pool._place_free.wait
+
+    def wait() -> None:
+        waiting.set()
+        real()
+
+    monkeypatch.setattr(pool._place_free, "wait", wait)
+    return waiting
+
+
+LINES = {"op": "lines", "column": "text"}
+RAW = b'{"text": "a"}\n' * 10
+
+
+def test_calls_beyond_the_limit_wait_for_a_process(monkeypatch):
+    made = list[Confined]()
+    pool = Pool(made.append, most=1)
+    waiting = waits(pool, monkeypatch)
+    first = pool.call(LINES, RAW)
+    assert next(first) == b"+a"
+    with ThreadPoolExecutor(1) as threads:
+        second = threads.submit(lambda: list(pool.call(LINES, RAW)))
+        assert waiting.wait(60)
+        assert list(first) == [b"+a"] * 9
+        assert second.result(60) == [b"+a"] * 10
+    assert len(made) == 1
+    pool.close()
+
+
+def test_an_interruption_ends_calls_that_wait(monkeypatch):
+    pool = Pool(most=1)
+    waiting = waits(pool, monkeypatch)
+    first = pool.call(LINES, RAW)
+    assert next(first) == b"+a"
+    with ThreadPoolExecutor(1) as threads:
+        second = threads.submit(lambda: list(pool.call(LINES, RAW)))
+        assert waiting.wait(60)
+        pool.interrupt()
+        with pytest.raises(ParseFault, match="interrupted"):
+            second.result(60)
+    first.close()
+    assert list(pool.call(LINES, RAW)) == [b"+a"] * 10
+    pool.close()
+
+
+def test_a_call_that_fails_leaves_its_place():
+    def fails(process: Confined) -> None:
+        raise ParseFault("no template")
+
+    pool = Pool(fails, most=1)
+    for _ in range(2):
+        with pytest.raises(ParseFault, match="no template"):
+            list(pool.call(LINES, RAW))
+    assert not pool._calls
+
+
+def test_a_tokenizer_has_few_processes(tmp_path):
+    assert FileTokenizer(letters(tmp_path / "t.json"))._pool._most == process.KEPT
 
 
 def test_what_reading_raises_is_raised(tmp_path):

@@ -194,12 +194,19 @@ class Pool:
         self,
         prepare: Callable[[Confined], None] = lambda process: None,
         cpu_s: int | None = None,
+        most: int | None = None,
     ) -> None:
-        """``prepare`` is called once with each new process. ``cpu_s``: as of
-        :class:`Confined`."""
+        """``prepare`` is called once with each new process. ``cpu_s``: as of :class:`Confined`.
+        ``most``: calls at once, while further ones wait; None: any number, for a pool that is
+        called while an answer of it is read."""
         self._prepare = prepare
         self._cpu_s = cpu_s
+        self._most = most
         self._lock = threading.Lock()
+        self._place_free = threading.Condition(self._lock)
+        self._calls = 0
+        """Calls under way, without those that wait."""
+        self._interrupts = 0
         self._idle = list[Confined]()
         self._busy = set[Confined]()
 
@@ -212,10 +219,12 @@ class Pool:
             process.end()
 
     def interrupt(self) -> None:
-        """End every process that works: its call raises."""
+        """End every process that works. Its call raises, and so do calls that wait for one."""
         with self._lock:
             for process in self._busy:
                 process.interrupt()
+            self._interrupts += 1
+            self._place_free.notify_all()
 
     def call(
         self, head: Mapping[str, Any], body: bytes = b"", read: Read | None = None
@@ -226,15 +235,34 @@ class Pool:
 
     @contextlib.contextmanager
     def _one(self) -> Iterator[Confined]:
-        process, fresh = self._taken()
+        self._enter()
         try:
-            if fresh:
-                self._prepare(process)
-            yield process
-        except BaseException:  # also GeneratorExit: the rest of an answer is still in the pipe
-            self._let_go(process, keep=False)
-            raise
-        self._let_go(process, keep=True)
+            process, fresh = self._taken()
+            try:
+                if fresh:
+                    self._prepare(process)
+                yield process
+            except BaseException:  # also GeneratorExit: the rest of an answer is in the pipe
+                self._let_go(process, keep=False)
+                raise
+            self._let_go(process, keep=True)
+        finally:
+            self._leave()
+
+    def _enter(self) -> None:
+        """Wait for a place among the calls. Raises ParseFault when the calls are interrupted."""
+        with self._place_free:
+            interrupts = self._interrupts
+            while self._most is not None and self._calls >= self._most:
+                self._place_free.wait()
+                if self._interrupts != interrupts:
+                    raise ParseFault("it was interrupted")
+            self._calls += 1
+
+    def _leave(self) -> None:
+        with self._place_free:
+            self._calls -= 1
+            self._place_free.notify()
 
     def _taken(self) -> tuple[Confined, bool]:
         """A process that works from now on, and True if it is a new one."""
