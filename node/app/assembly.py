@@ -142,7 +142,10 @@ that begins sees others only after a while."""
 DONORS = 16
 """Peers that are asked for a file of the run, one after the other."""
 AT_ONCE = 16
-"""Texts that a peer generates at once; others wait."""
+"""Texts that an ends peer generates at once; others wait."""
+EACH = 8
+"""Texts that a peer without ends asks of others at once, and questions of one peer at an ends
+peer."""
 
 
 @dataclass(frozen=True)
@@ -388,7 +391,7 @@ async def assemble(
         thread=thread,
         local=local,
         files=ModelFiles(lambda: run_files.fetched(transport, [*presence.view.ends])),
-        texts=asyncio.Semaphore(AT_ONCE),
+        texts=asyncio.Semaphore(AT_ONCE if isinstance(module, Ends) else EACH),
         recording=recording,
         archive=archive,
     )

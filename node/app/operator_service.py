@@ -3,6 +3,7 @@ libp2p."""
 
 import asyncio
 import contextlib
+import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from functools import lru_cache
 from typing import TypeVar
@@ -275,7 +276,8 @@ class OperatorService(SnapshotBuilder, DaemonWindow):
 
     def _ends(self, a: Assembled) -> list[PeerId]:
         """Other peers at the ends: peers with a record first; the leader, which has the most to do,
-        last."""
+        last, and the others in an order of this peer's own, so that askers spread."""
+        me = self._d.identity.peer_id
         listed = set[PeerId]()
         if self._d.presence:
             listed = set(self._d.presence.view.ends)
@@ -284,10 +286,12 @@ class OperatorService(SnapshotBuilder, DaemonWindow):
         if plan := a.work.plan:
             planned = {m.peer for m in plan.stage(ENDS)}
             leader = a.training.member.leader
-        return sorted(
-            (listed | planned) - {self._d.identity.peer_id},
-            key=lambda p: (p not in listed, p == leader, p),
-        )
+
+        def order(peer: PeerId) -> tuple[bool, bool, bytes]:
+            own = hashlib.sha256(f"{me}/{peer}".encode()).digest()
+            return peer not in listed, peer == leader, own
+
+        return sorted((listed | planned) - {me}, key=order)
 
     async def export(self, request: pb.ExportRequest) -> AsyncGenerator[pb.Event, None]:
         """Gather one version of every stage and write it. Raises as :meth:`Exporter.run`, and

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import grpc.aio
 
-from node.app.assembly import Assembled
+from node.app.assembly import EACH, Assembled
 from node.control.service import MAX_TOKENS, refuse
 from node.control.sockets import carried
 from node.core.errors import (
@@ -40,8 +40,12 @@ LIMIT_S = 600.0
 """Seconds for one whole answer, at the asker and at the ends peer."""
 SERVED = 32
 """Questions of other peers that an ends peer works on at once: it has its own work."""
-EACH = 16
-"""Questions of one peer that an ends peer works on at once."""
+GUESTS = 4
+"""Of these, questions of all peers outside the plan together. Any peer can have a record, and what
+an ends peer asks of the hops is work of a member there."""
+OTHERS = 12
+"""Texts of other peers that an ends peer generates at once: the rest of its places is for its own
+operator."""
 UNREAD_S = 30.0
 """Seconds within which a part of an answer that was sent must be taken."""
 MISSES = 3
@@ -68,13 +72,14 @@ class EndsService(rpc.EndsServicer):
         self._transport = transport
         self._members = members
         self._serving: Counter[PeerId] = Counter()
+        self._places = asyncio.Semaphore(OTHERS)
         rpc.add_EndsServicer_to_server(self, transport.server)
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> None:
         """Serve ``tutti generate`` at this peer. PERMISSION_DENIED for strangers,
         RESOURCE_EXHAUSTED when others are served."""
         request.max_tokens = min(request.max_tokens or 100, MAX_TOKENS)
-        await self._serve(context, lambda: speak(self._a, self._transport, check(request)))
+        await self._serve(context, lambda: self._spoken(request))
 
     async def Evaluate(self, request: pb.EvaluateRequest, context: Any) -> None:
         """As ``tutti eval`` at this peer, refused as :meth:`Generate` is."""
@@ -86,7 +91,7 @@ class EndsService(rpc.EndsServicer):
             await context.abort(
                 grpc.StatusCode.PERMISSION_DENIED, "only members of the run are answered"
             )
-        if self._serving[peer] >= EACH or self._serving.total() >= SERVED:
+        if self._is_busy(peer):
             await context.abort(
                 grpc.StatusCode.RESOURCE_EXHAUSTED, "busy with the questions of others"
             )
@@ -108,6 +113,27 @@ class EndsService(rpc.EndsServicer):
             await context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, text)
         elif ended is not None:
             await refuse(context, ended)
+
+    def _is_busy(self, peer: PeerId) -> bool:
+        """True while no further question of ``peer`` is taken."""
+        if self._serving[peer] >= EACH or self._serving.total() >= SERVED:
+            return True
+        plan = self._a.work.plan
+        planned = set[PeerId]()
+        if plan is not None:
+            planned = {m.peer for m in plan.members}
+        guests = sum(count for other, count in self._serving.items() if other not in planned)
+        return peer not in planned and guests >= GUESTS
+
+    async def _spoken(self, request: pb.GenerateRequest) -> AsyncGenerator[pb.Piece, None]:
+        """The pieces of a text, once there is a place for it. Raises as :func:`speak`."""
+        check(request)
+        async with (
+            self._places,
+            contextlib.aclosing(speak(self._a, self._transport, request)) as pieces,
+        ):
+            async for piece in pieces:
+                yield piece
 
 
 def check(request: pb.GenerateRequest) -> pb.GenerateRequest:
@@ -131,8 +157,8 @@ def generate(
     piece names the peer.
 
     Raises UsageFault for an impossible request, NetworkFault when no peer answers or the answering
-    one is lost, TimedOut after :data:`LIMIT_S` seconds, and a fault of the ends peer as a
-    LocalFault.
+    one is lost, TimedOut after :data:`LIMIT_S` seconds, and the first fault that an ends peer
+    reports as a LocalFault, if no other one answers.
     """
     check(request)
     named(stages, request.leave_out.stages, request.leave_out.after)
@@ -188,6 +214,7 @@ async def _ask(
 ) -> AsyncGenerator[T, None]:
     until = time.monotonic() + LIMIT_S
     why = list[str]()
+    told: LocalFault | None = None
     for peer in ends[:TRIES]:
         count = 0
         try:
@@ -214,6 +241,14 @@ async def _ask(
                     "ask again; tutti peers  shows who is there",
                 ) from e
             why.append(str(e))
+        except TimedOut:
+            raise  # the time for the whole answer is over
+        except LocalFault as e:
+            if count or e.code is ExitCode.USAGE:
+                raise
+            told = told or e
+    if told is not None:
+        raise told
     if not why:
         raise NetworkFault(
             "this peer hosts no ends, and no peer that does is in sight",

@@ -2,6 +2,7 @@
 die, refuse and lie."""
 
 import asyncio
+from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 import node.inference.forward_router
+from node.app.assembly import AT_ONCE
 from node.app.operator_service import OperatorService
 from node.core.errors import ExitCode, LocalFault, NetworkFault, UsageFault
 from node.core.ids import PeerId
@@ -85,6 +87,7 @@ class Peers:
         self.plan = Plan(3, 1, B, members, (), {})
         self.pipelines = {}
         self.services = {}
+        self.hosts = {}
 
     async def start(self) -> "Peers":
         for member in self.plan.members:
@@ -100,6 +103,7 @@ class Peers:
                     files=no_files,
                     texts=asyncio.Semaphore(8),
                 )
+                self.hosts[member.peer] = host
                 self.services[member.peer] = EndsService(
                     host, transport, lambda: {m.peer for m in self.plan.members}
                 )
@@ -341,24 +345,153 @@ async def test_an_ends_peer_that_knows_no_conversations_is_passed_over(peers, mo
     assert not peers.net.transports[ME].faults
 
 
-async def test_a_stage_peers_daemon_asks_one_that_does_not_lead_first(peers):
-    seen = {A: None, B: None}
-    daemon: Any = SimpleNamespace(
+async def test_peers_outside_the_plan_share_few_places(peers, monkeypatch):
+    """What an ends peer asks of the hops is a member's work there, whoever asked it."""
+    monkeypatch.setattr(forwarding, "GUESTS", 1)
+    other = PeerId("another")
+    await peers.net.transport(other).start()
+    members = {m.peer for m in peers.plan.members}
+    peers.services[A]._members = lambda: members | {STRANGER, other}
+    request = pb.GenerateRequest(prompt="a", max_tokens=2)
+    peers.pipelines[A].gate.clear()
+    first = asyncio.ensure_future(peers.said(request, A, who=STRANGER))
+    await peers.pipelines[A].waiting.wait()
+    with pytest.raises(NetworkFault, match="busy with the questions of others"):
+        await peers.said(request, A, who=other)
+    of_a_member = asyncio.ensure_future(peers.said(request, A))
+    while peers.services[A]._serving.total() < 2:  # noqa: ASYNC110 - a call that waits is no event
+        await asyncio.sleep(0)
+    peers.pipelines[A].gate.set()
+    assert await first == await of_a_member == ("bc", A)
+    assert await peers.said(request, A, who=other) == ("bc", A)
+
+
+async def test_texts_of_other_peers_leave_places_for_the_operator(monkeypatch):
+    assert forwarding.OTHERS < AT_ONCE
+    monkeypatch.setattr(forwarding, "OTHERS", 2)
+    gate = asyncio.Event()
+    begun = list[PeerId]()
+    read = list[pb.Piece]()
+
+    async def speak(a: Any, transport: Any, request: pb.GenerateRequest):
+        begun.append(transport.peer_id)
+        await gate.wait()
+        yield pb.Piece(text="x")
+
+    monkeypatch.setattr(forwarding, "speak", speak)
+    made = await Peers().start()
+    service = made.services[A]
+    calls = [
+        asyncio.ensure_future(
+            service.Generate(pb.GenerateRequest(prompt="a"), CallContext(peer, read.append))
+        )
+        for peer in (B, ME, PeerId("s2a"))
+    ]
+    while service._serving.total() < len(calls):  # noqa: ASYNC110 - as above
+        await asyncio.sleep(0)
+    assert len(begun) == 2
+    gate.set()
+    await asyncio.gather(*calls)
+    assert len(read) == 3
+    await made.net.close()
+
+
+async def test_a_prompt_is_tokenised_once_there_is_a_place(peers):
+    order = list[str]()
+
+    class Places(asyncio.Semaphore):
+        async def __aenter__(self) -> None:
+            order.append("place")
+            await super().__aenter__()
+
+    class Counted(ByteTokenizer):
+        def encode(self, text: str | bytes) -> Any:
+            order.append("tokens")
+            return super().encode(text)
+
+    peers.hosts[A].texts = Places(1)
+    peers.hosts[A].tokenizer = Counted()
+    assert await peers.said(pb.GenerateRequest(prompt="a", max_tokens=2)) == ("bc", A)
+    assert order == ["place", "tokens"]
+
+
+def speaks_first(monkeypatch: pytest.MonkeyPatch, fault: LocalFault, *pieces: pb.Piece) -> None:
+    """A says the pieces, then reports a fault; B answers."""
+    real = forwarding.speak
+
+    async def speak(a: Any, transport: Any, request: pb.GenerateRequest):
+        if transport.peer_id == A:
+            for piece in pieces:
+                yield piece
+            raise fault
+        async for piece in real(a, transport, request):
+            yield piece
+
+    monkeypatch.setattr(forwarding, "speak", speak)
+
+
+async def test_a_fault_before_the_text_is_no_end_while_there_are_others(peers, monkeypatch):
+    speaks_first(monkeypatch, NetworkFault("stage 1 has no live peer", "leave it out"))
+    request = pb.GenerateRequest(prompt="a", max_tokens=2)
+    assert await peers.said(request) == ("bc", B)
+    with pytest.raises(LocalFault, match="stage 1 has no live peer") as told:
+        await peers.said(request, A)
+    assert (told.value.code, told.value.next_step) == (ExitCode.NETWORK, "leave it out")
+    await peers.net.kill(B)
+    with pytest.raises(LocalFault, match="stage 1 has no live peer"):
+        await peers.said(request)
+
+
+async def test_a_fault_within_the_text_ends_it(peers, monkeypatch):
+    fault = NetworkFault("stage 1 has no live peer", "leave it out")
+    speaks_first(monkeypatch, fault, pb.Piece(text="b", token=98))
+    with pytest.raises(LocalFault, match="stage 1 has no live peer"):
+        await peers.said(pb.GenerateRequest(prompt="a", max_tokens=2))
+    assert not peers.pipelines[B].passes
+
+
+async def test_an_impossible_request_is_not_asked_of_others(peers, monkeypatch):
+    speaks_first(monkeypatch, UsageFault("this model has no chat template", "give a prompt"))
+    with pytest.raises(LocalFault, match="no chat template") as told:
+        await peers.said(pb.GenerateRequest(prompt="a", max_tokens=2))
+    assert told.value.code == ExitCode.USAGE
+    assert not peers.pipelines[B].passes
+
+
+def daemon_at(me: PeerId, plan: Plan, ends: Collection[PeerId], transport: Any = None) -> Any:
+    """A daemon of a block stage with the peers ``ends`` in sight."""
+    return SimpleNamespace(
         role="stage",
-        transport=peers.net.transports[ME],
-        identity=SimpleNamespace(peer_id=ME),
+        transport=transport,
+        identity=SimpleNamespace(peer_id=me),
         journal=Journal(),
         clock=VirtualClock(),
         paused="",
-        presence=SimpleNamespace(view=SimpleNamespace(ends=seen)),
+        presence=SimpleNamespace(view=SimpleNamespace(ends=ends)),
         assembled=SimpleNamespace(
             ends=None,
-            work=SimpleNamespace(plan=peers.plan),
-            training=SimpleNamespace(member=SimpleNamespace(leader=peers.plan.leader)),
+            work=SimpleNamespace(plan=plan),
+            training=SimpleNamespace(member=SimpleNamespace(leader=plan.leader)),
             pipeline=SimpleNamespace(settings=PipelineSettings(stages=STAGES)),
             texts=asyncio.Semaphore(1),
         ),
     )
+
+
+def test_askers_spread_over_the_ends_peers():
+    ends = {A, B, PeerId("ends-c"), PeerId("ends-d")}
+    plan = Plan(3, 1, B, (PlanMember(B, 0),), (), {})
+    orders = list[list[PeerId]]()
+    for number in range(40):
+        daemon = daemon_at(PeerId(f"asker-{number}"), plan, ends)
+        orders.append(OperatorService(daemon)._ends(daemon.assembled))
+    assert {order[0] for order in orders} == ends - {B}
+    assert all(set(order) == ends and order[-1] == B for order in orders)
+
+
+async def test_a_stage_peers_daemon_asks_one_that_does_not_lead_first(peers):
+    seen = {A: None, B: None}
+    daemon = daemon_at(ME, peers.plan, seen, peers.net.transports[ME])
     view = OperatorService(daemon)
     request = pb.GenerateRequest(prompt="a", max_tokens=2)
 
