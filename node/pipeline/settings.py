@@ -134,7 +134,8 @@ class PipelineLimits:
     text_share: float = setting(
         0.2,
         "Share of the processor's time that texts take at most while this peer trains on it; all "
-        "daemons of the machine share it. 1: texts are never kept waiting, as on a GPU.",
+        "daemons of the machine share it. A pass waits 10 s at most, so passes of several seconds "
+        "may take more. 1: texts are never kept waiting, as on a GPU.",
         least=0.01,
         most=1.0,
     )

@@ -6,9 +6,11 @@ next job of a text waits.
 
 TRAINS_S = 5.0
 """Seconds after the last job of training until texts have the device to themselves."""
-LONGEST_S = 1.0
-"""Longest pause before a job of a text. A prompt takes seconds of a processor, and nobody should
-wait ten times as long for the first token."""
+LONGEST_S = 10.0
+"""Longest pause before a job of a text. A job takes up to 128 tokens of a prompt: seconds of a slow
+processor. After the pause the next one must be done within the time of a hop, 30 s unless the run
+says otherwise. Jobs behind which the share asks for a longer pause take more than their
+share."""
 
 
 class TextBudget:
