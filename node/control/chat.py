@@ -52,13 +52,9 @@ class Chat:
                     _note(missing_words(piece.missing))
                 answered += piece.text
                 yield piece.text
-        except LocalFault:
-            if not answered:
-                raise
-            self._remember(question, answered)
-            raise
-        except BaseException:  # also a Ctrl-C: the conversation keeps the part of the answer
-            self._remember(question, answered)
+        except BaseException:  # also a Ctrl-C
+            if answered:
+                self._remember(question, answered)
             raise
         self._remember(question, answered)
 
@@ -68,11 +64,13 @@ class Chat:
 
 def chat(client: ControlClient, settings: GenerateRequest, system: str, history: Path) -> ExitCode:
     """Talk until the input ends. At a terminal an answer that fails is shown and the conversation
-    goes on; through a pipe it ends the command."""
+    goes on; through a pipe it ends the command. A daemon may restart meanwhile: raises NotRunning
+    when two questions one after the other find none."""
     talk = Chat(client, settings, system)
     if not sys.stdin.isatty():
         return _piped(talk)
     _note(HELP)
+    found = True
     with interrupts.raising(), _remembered(history):
         while True:
             text = _asked()
@@ -84,7 +82,7 @@ def chat(client: ControlClient, settings: GenerateRequest, system: str, history:
             elif text.startswith("/"):
                 _note(HELP)
             elif text:
-                _shown(talk, text)
+                found = _shown(talk, text, found)
 
 
 def _piped(talk: Chat) -> ExitCode:
@@ -117,8 +115,9 @@ def _asked() -> str | None:
             _note("Ctrl-C again leaves")
 
 
-def _shown(talk: Chat, text: str) -> None:
-    """Print the answer to ``text``; a Ctrl-C ends it."""
+def _shown(talk: Chat, text: str, found: bool) -> bool:
+    """Print the answer to ``text``; a Ctrl-C ends it. Returns False where no daemon was there; with
+    ``found`` False, because none was there before either, that is raised as NotRunning."""
     answer = talk.answer(text)
     try:
         _print(answer)
@@ -126,14 +125,17 @@ def _shown(talk: Chat, text: str) -> None:
         interrupts.acted()
         answer.close()
         print()
-    except NotRunning:
-        raise
     except LocalFault as fault:
+        there = not isinstance(fault, NotRunning)
+        if not there and not found:
+            raise
         print()
         said = str(fault)
         if fault.next_step:
             said += f"; {fault.next_step}"
         _note(said)
+        return there
+    return True
 
 
 def _print(pieces: Iterator[str]) -> None:

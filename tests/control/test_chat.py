@@ -111,10 +111,44 @@ def test_a_fault_is_shown_and_the_question_may_be_asked_again(talk):
     code, _ = talk(daemon, "ab", "ab")
     assert code == ExitCode.OK
     assert daemon.asked == [[("user", "ab")]] * 2
+
+
+def test_a_conversation_outlives_a_restart_of_the_daemon(talk):
+    class Restarts(Echo):
+        def generate(self, request: GenerateRequest) -> Iterator[Piece]:
+            gone = NotRunning("gone", "start it")
+            self.raises = (1, gone) if len(self.asked) == 1 else None
+            return super().generate(request)
+
+    daemon = Restarts()
+    code, shown = talk(daemon, "ab", "cd", "ef", "/quit")
+    assert (code, shown) == (ExitCode.OK, "AB\nC\nEF\n")
+    assert daemon.asked[2] == [
+        ("user", "ab"),
+        ("assistant", "AB"),
+        ("user", "cd"),
+        ("assistant", "C"),
+        ("user", "ef"),
+    ]
+
+
+def test_a_conversation_ends_when_the_daemon_does_not_come_back(talk):
     daemon = Echo()
     daemon.raises = (0, NotRunning("gone", "start it"))
     with pytest.raises(NotRunning):
-        talk(daemon, "ab")
+        talk(daemon, "ab", "cd", "ef")
+    assert len(daemon.asked) == 2
+
+
+def test_an_answer_without_a_token_was_not_said(talk):
+    class Slow(Echo):
+        def generate(self, request: GenerateRequest) -> Iterator[Piece]:
+            self.raises = None if self.asked else (0, KeyboardInterrupt())
+            return super().generate(request)
+
+    daemon = Slow()
+    talk(daemon, "ab", "cd")
+    assert daemon.asked[1] == [("user", "cd")]
 
 
 def test_a_pipe_gets_answers_alone(monkeypatch, tmp_path, capsys):
