@@ -8,7 +8,7 @@ import torch
 from node.averaging.reducers.reducer import beyond_format, norms_of
 from node.averaging.settings import AveragingSettings
 from node.core.ids import RoundId
-from tests.averaging.conftest import SHAPES, with_peers
+from tests.averaging.conftest import SHAPES, stepped, with_peers
 from tests.transport.conftest import until
 
 
@@ -159,6 +159,23 @@ async def test_a_member_whose_sums_fp16_cannot_hold_listens(cell_of, bits):
     assert "fp16" in beyond_format(large, norms, "fp16")
     for held in (beyond_format(large, norms, "bf16"), beyond_format({}, {"a": 6e4}, "fp16")):
         assert held == ""
+
+
+async def test_sums_of_a_lone_contributor_need_not_fit_the_wire(cell_of, bits):
+    """Its replica is a listener, or there is none: the sums do not travel."""
+    for count in (1, 2):
+        cell = await cell_of(count, AveragingSettings(round_timeout_s=10.0, max_gradient_norm=1e9))
+        p0, *others = cell.peers
+        large = {n: torch.full(s, 1e6) for n, s in SHAPES.items()} | {"e.weight": torch.ones(1) / 3}
+        changes = {"owners": cell.owners([p0]), "listeners": frozenset(others), "gradients": large}
+        outcomes = await cell.run_all(
+            {p: cell.request(p, up="fp16", **changes) for p in cell.peers}
+        )
+        rounded = large | {"e.weight": large["e.weight"].half().float()}
+        for outcome in outcomes.values():
+            assert not outcome.failed
+            assert not outcome.refused
+            assert bits(outcome.fresh, {n: stepped(n, g / 10) for n, g in rounded.items()})
 
 
 @pytest.mark.parametrize("codec", ["fp32", "fp16", "int8"])

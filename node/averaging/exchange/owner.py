@@ -49,7 +49,7 @@ from node.averaging.exchange.machine import RoundMachine
 from node.averaging.exchange.member import SERVICE
 from node.averaging.exchange.request import FreshPart, RoundRequest, Step
 from node.averaging.reducers.quarantine import WEIGHT
-from node.averaging.reducers.reducer import Gathered, Reduced, Reducer, unfit
+from node.averaging.reducers.reducer import Gathered, Reduced, Reducer, beyond_format, unfit
 from node.averaging.settings import AveragingSettings
 from node.core.clock import Clock, SystemClock
 from node.core.errors import LocalFault, PeerFault, WireError
@@ -616,7 +616,7 @@ class ExchangeServer:
         parts: dict[PeerId, list[Numbers]] = {}
         for peer, g in given.items():
             if peer == me:
-                parts[peer] = _travelled(request, action.names)
+                parts[peer] = _travelled(request, {n: g.norms[n] for n in action.names})
             else:
                 parts[peer] = [g.named[n] for n in action.names]
         return self._reducer.reduce(
@@ -654,12 +654,19 @@ class ExchangeServer:
             self._journal.emit("averaging", kind, text, level, **fields)
 
 
-def _travelled(request: RoundRequest, names: Sequence[str]) -> list[Numbers]:
-    """Our own gradients with the rounding of the wire, so that a sum does not depend on which peer
-    owns the part."""
-    gradients = request.gradients or {}
+def _travelled(request: RoundRequest, norms: Mapping[str, float]) -> list[Numbers]:
+    """Our own gradients with these norms, with the rounding of the wire, so that a sum does not
+    depend on which peer owns the part. Sums that the format cannot hold stay as they are: nobody
+    else gives any."""
     up = request.up
-    return [Coded.of(gradients[n]) if up == "fp32" else Rounded(gradients[n], up) for n in names]
+    parts: list[Numbers] = []
+    for name, norm in norms.items():
+        gradient = (request.gradients or {})[name]
+        if up == "fp32" or beyond_format({name: gradient}, {name: norm}, up):
+            parts.append(Coded.of(gradient))
+        else:
+            parts.append(Rounded(gradient, up))
+    return parts
 
 
 async def _first(requests: AsyncIterator[bytes]) -> bytes:

@@ -80,7 +80,7 @@ class CellRound(ExchangeServer):
             return {}, {}
         norms = await asyncio.to_thread(norms_of, request.gradients, request.shapes)
         fault = unfit(norms, request.tokens, self._settings.max_gradient_norm)
-        if not fault:
+        if not fault and not _stays_here(request, me):
             fault = await asyncio.to_thread(beyond_format, request.gradients, norms, request.up)
         if not fault:
             return norms, {}
@@ -187,6 +187,12 @@ def _give_up(attempt: RoundAttempt, peer: PeerId) -> None:
     if gather is not None and not gather.done():
         attempt.failed[peer] = "was found dead by the leader"
         gather.cancel()
+
+
+def _stays_here(request: RoundRequest, me: PeerId) -> bool:
+    """Return True if this peer is the only one with gradients, and owns all parts: its sums do not
+    travel."""
+    return {*request.members} - request.listeners | {*request.owners.values()} == {me}
 
 
 def _consistent(request: RoundRequest, me: PeerId) -> None:
