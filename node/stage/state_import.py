@@ -32,7 +32,11 @@ from protos import state_pb2, state_pb2_grpc
 TRIES = 2
 """Requests to the last owner of a part."""
 WAIT_SHARE = 0.15
-"""Share of the round's deadline for which a step waits for state that is being fetched."""
+"""Share of the round's deadline for which steps wait for state that is being fetched, all steps of
+a round together."""
+STUCK_SHARE = WAIT_SHARE / 2
+"""Share of the plan's deadline in which an owner that lives, but does not step, must give its
+state: afterwards a copy can still come before the step."""
 PAUSE_S = 0.2
 """Seconds before a donor is asked again: it may not have adopted the plan's version yet."""
 SEARCH_S = 2.0
@@ -112,8 +116,9 @@ class Parts:
 
 
 class Arrival:
-    """State on its way to its new owner. ``why``: for each part, the reason why its last owner's
-    state has not come."""
+    """State on its way to its new owner. ``pending``: parts whose state has not come and that have
+    not gone on without it; ``why``: for each part, the reason why its last owner's state has not
+    come; ``news``: set when state has come, and when no more will come."""
 
     def __init__(self, plan: Plan, parts: Iterable[str]) -> None:
         self.plan = plan
@@ -122,14 +127,36 @@ class Arrival:
         self.why: dict[str, str] = {}
         self.lock = threading.Lock()
         self.task: asyncio.Task[None] | None = None
-        self.open = True
+        self.news = asyncio.Event()
+        self._closed: set[str] = set()
+        self._waited_s = 0.0
 
-    def close(self) -> bool:
-        """Accept no more state. Return False if it was closed already."""
+    @property
+    def wanted(self) -> set[str]:
+        """Parts whose state is still accepted."""
+        return self.pending - self._closed
+
+    def close(self, names: Collection[str] | None = None) -> set[str]:
+        """Accept no more state of these parts, or of any part. Returns the parts whose state was
+        accepted until now."""
         with self.lock:
-            was = self.open
-            self.open = False
-        return was
+            closed = self.wanted
+            if names is not None:
+                closed.intersection_update(names)
+            self._closed |= closed
+        return closed
+
+    async def wait(self, names: Collection[str], most_s: float) -> None:
+        """Wait until the state of these parts is here, or will not come; at most ``most_s`` seconds
+        in all calls together."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, most_s - self._waited_s)):
+                while not self.pending.isdisjoint(names) and self.task and not self.task.done():
+                    self.news.clear()
+                    await self.news.wait()
+        self._waited_s += loop.time() - began
 
 
 class StateImport:
@@ -185,11 +212,7 @@ class StateImport:
         if not plan.epoch or not missing:
             return
         arrival = Arrival(plan, missing)
-        donors = {
-            n: d
-            for n in missing
-            if (d := plan.moved.get(n)) is not None and d != self._me and d not in dead
-        }
+        donors = self._donors(plan, missing, dead)
         gone = "its last owner is gone"
         owners = plan.owners
         arrival.why = {
@@ -201,15 +224,31 @@ class StateImport:
         }
         self._arrivals.append(arrival)
         arrival.task = self._tasks.spawn(self._bring(arrival, donors, dead), "take-over")
+        arrival.task.add_done_callback(lambda _: arrival.news.set())
 
     async def ready(self, names: Collection[str], deadline_s: float) -> None:
         """Wait shortly for the state of ``names`` before they are stepped, then go on with the
         state that is here."""
-        for arrival in [a for a in self._arrivals if a.open and not a.parts.isdisjoint(names)]:
-            if arrival.task is not None:
-                await asyncio.wait([arrival.task], timeout=WAIT_SHARE * deadline_s)
-            if arrival.close():
-                await asyncio.to_thread(self._do_without, arrival)
+        for arrival in [a for a in self._arrivals if not a.pending.isdisjoint(names)]:
+            await arrival.wait(names, WAIT_SHARE * deadline_s)
+            # State of parts that are stepped later in the round may still come.
+            if late := arrival.close(names):
+                await asyncio.to_thread(self._do_without, arrival, late)
+
+    def _donors(
+        self, plan: Plan, parts: Sequence[str], dead: Collection[PeerId]
+    ) -> dict[str, PeerId]:
+        """The peer with each part's state of the plan's version: the owner before the plan, or the
+        plan's own where the part has left it during the epoch, though it lives. Parts without a
+        living one are left out."""
+        useless = {self._me, *dead}
+        found: dict[str, PeerId] = {}
+        for name in parts:
+            owner = plan.owners[name]
+            able = [p for p in (plan.moved.get(name, owner), owner) if p not in useless]
+            if able:
+                found[name] = able[0]
+        return found
 
     # ----------------------------------------------------------- where it comes from
 
@@ -217,16 +256,21 @@ class StateImport:
         self, arrival: Arrival, donors: Mapping[str, PeerId], dead: Collection[PeerId]
     ) -> None:
         by_donor: dict[PeerId, list[str]] = defaultdict(list)
+        by_stuck: dict[PeerId, list[str]] = defaultdict(list)
         for name, donor in donors.items():
-            by_donor[donor].append(name)
+            gives = by_donor
+            if donor == arrival.plan.owners[name]:
+                gives = by_stuck
+            gives[donor].append(name)
         await asyncio.gather(
-            *(self._from_owner(arrival, donor, names) for donor, names in by_donor.items())
+            *(self._from_owner(arrival, donor, names) for donor, names in by_donor.items()),
+            *(self._from_stuck(arrival, donor, names) for donor, names in by_stuck.items()),
         )
-        if arrival.pending and arrival.open:
+        if arrival.wanted:
             await self._from_copies(arrival, dead)
         # Nothing more will come: say so now rather than when the step finds out.
-        if arrival.pending and arrival.close():
-            await asyncio.to_thread(self._do_without, arrival)
+        if left := arrival.close():
+            await asyncio.to_thread(self._do_without, arrival, left)
 
     async def _from_owner(self, arrival: Arrival, donor: PeerId, names: Sequence[str]) -> None:
         base = arrival.plan.base
@@ -253,6 +297,13 @@ class StateImport:
                 peer=donor,
             )
 
+    async def _from_stuck(self, arrival: Arrival, donor: PeerId, names: Sequence[str]) -> None:
+        """As :meth:`_from_owner`, from an owner that lives and does not step: it may not answer
+        either."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(STUCK_SHARE * arrival.plan.deadline_s):
+                await self._from_owner(arrival, donor, names)
+
     async def _from_copies(self, arrival: Arrival, dead: Collection[PeerId]) -> None:
         """Load the newest copy of each part that is left, from anywhere in the cell."""
         plan = arrival.plan
@@ -263,9 +314,9 @@ class StateImport:
         ]
         said = await asyncio.gather(*(self._parts.listing(p, StateKind.SPARE) for p in others))
         offers = dict(zip(others, said, strict=True)) | {self._me: self._spares.versions()}
-        while arrival.open and offers:
+        while offers:
             chosen: dict[tuple[PeerId, Version], list[str]] = defaultdict(list)
-            for name in sorted(arrival.pending):
+            for name in sorted(arrival.wanted):
                 able = [
                     (v.epoch, p == self._me, p, v)
                     for p, held in offers.items()
@@ -289,7 +340,8 @@ class StateImport:
                     loaded, _ = await self._fetch(
                         arrival, holder, StateKind.SPARE, version, names, missing
                     )
-                if loaded < len(names):
+                # State that a step did not wait for is not missed.
+                if not arrival.wanted.isdisjoint(names):
                     offers.pop(holder, None)
                 self._say_old(plan, loaded, version)
 
@@ -327,6 +379,7 @@ class StateImport:
     ) -> int:
         """Put state in place unless its step has begun. Returns the number of parts."""
         done, wrong = await asyncio.to_thread(self._put, arrival, copies)
+        arrival.news.set()
         if wrong:
             arrival.why.update(dict.fromkeys(wrong, f"what {short(donor)} gave cannot be"))
             if donor != self._me:
@@ -341,7 +394,7 @@ class StateImport:
         done = 0
         wrong = {}
         for name, copy in copies.items():
-            if not arrival.open or name not in arrival.pending:
+            if name not in arrival.wanted:
                 continue
             try:
                 # Without the lock, for which the event loop waits when it closes the arrival.
@@ -350,7 +403,7 @@ class StateImport:
                 wrong[name] = str(error)
                 continue
             with arrival.lock:
-                if arrival.open and name in arrival.pending:
+                if name in arrival.wanted:
                     self._place(name, copy.version, ready)
                     arrival.pending.discard(name)
                     done += 1
@@ -363,12 +416,12 @@ class StateImport:
     def _place(self, name: str, version: Version, state: HeldState) -> None:
         self._engines.owner.put(name, state, version.epoch - 1)
 
-    def _do_without(self, arrival: Arrival) -> None:
-        """Nothing more comes: use the own copy of each part; a part without one has lost its state.
-        On any thread."""
+    def _do_without(self, arrival: Arrival, names: Collection[str]) -> None:
+        """Nothing more comes for these parts: use the own copy of each part; a part without one has
+        lost its state. On any thread."""
         plan = arrival.plan
         lost = dict[str, str]()
-        for name in sorted(arrival.pending):
+        for name in sorted(names):
             copy = self._spares.get(name)
             lost[name] = arrival.why[name]
             if copy is None or not self._fits(copy.version, plan):
@@ -377,6 +430,8 @@ class StateImport:
                 self._place(name, copy.version, self._readied(name, copy))
                 self._say_old(plan, 1, copy.version)
                 del lost[name]
+        with arrival.lock:
+            arrival.pending.difference_update(names)
         new = {n: why for n, why in lost.items() if n not in self._told}
         self._told |= new.keys()
         self.lost += len(new)

@@ -3,8 +3,9 @@ real transfers, no sleep."""
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -13,17 +14,18 @@ import pytest
 import torch
 
 from node.checkpoint.service import StateService, Unserved
-from node.checkpoint.state import StateKind
+from node.checkpoint.state import StateKind, StateSnapshot
 from node.core.errors import StepFault
 from node.core.ids import PeerId
-from node.core.journey import Plan, Version
+from node.core.journey import Plan, PlanMember, Version
 from node.core.tasks import Tasks
 from node.optim import owner
 from node.optim.muon import State
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
 from node.optim.state_replica import Spares, StateReplica, VersionTrail
-from node.stage.state_import import Arrival, StateImport
+from node.stage.state_import import WAIT_SHARE, Arrival, Parts, StateImport
+from node.telemetry.events import Journal
 from protos import state_pb2
 from tests.training.conftest import same, shared
 
@@ -167,6 +169,45 @@ async def test_state_that_was_refused_keeps_its_reason(rig: Any, monkeypatch: An
     assert "a, which owned it, did not give it" in missing.text
     assert "died" not in missing.text, "it lives"
     assert refused.fields["parts"] == missing.fields["parts"] == 1
+
+
+async def test_an_owner_that_lives_but_does_not_step_gives_its_state(rig: Any, alone: Any) -> None:
+    a, b, c, plan = await rig.trained(CELL, 5)
+    alone.epochs([CELL] * 6)
+    last = await rig.begun((a, b, c), shared(a, b, c), plan, deadline_s=1000.0)
+    await rig.averaged(last, a, b, c, attempt=1, owners=dict.fromkeys(OF_A, "b"))
+    for p in (a, b, c):
+        same(p.parameters(), alone.parameters)
+    assert [e.fields["parts"] for e in b.events("state-moved")] == [2]
+    assert b.taking.lost == b.taking.age == 0
+
+
+class StandsStill(StateService):
+    """Service that gives no optimizer state until it goes on."""
+
+    async def pieces(
+        self, request: state_pb2.FetchRequest, peer: PeerId
+    ) -> AsyncGenerator[state_pb2.StateChunk, None]:
+        if StateKind.of(request.kind) is StateKind.OPTIMIZER:
+            await self.goes_on.wait()
+        async for chunk in super().pieces(request, peer):
+            yield chunk
+
+    goes_on = asyncio.Event()
+
+
+async def test_a_copy_replaces_the_state_of_an_owner_that_stands_still(
+    rig: Any, alone: Any
+) -> None:
+    StandsStill.goes_on.set()
+    a, b, c, plan = await rig.trained(CELL, 5, service=StandsStill)
+    alone.epochs([CELL] * 5)
+    last = await rig.begun((a, b, c), shared(a, b, c), plan, deadline_s=1.0)
+    a.state.goes_on = asyncio.Event()
+    await rig.averaged(last, a, b, c, attempt=1, owners=dict.fromkeys(OF_A, "c"), deadline_s=LONG_S)
+    a.state.goes_on.set()
+    same(c.parameters(), alone.stepped(CELL, 5, dict.fromkeys(OF_A, 4)))
+    assert (c.taking.age, c.taking.lost) == (1, 0)
 
 
 async def test_two_heirs_in_two_attempts_and_only_the_last_one_counts(rig: Any, alone: Any) -> None:
@@ -397,3 +438,72 @@ def test_state_that_local_devices_take_over_holds_nobody_up_who_closes() -> None
             may_end.set()
         assert put.result(LONG_S) == (0, {})
     assert owner.names() == (), "its step has begun without it"
+
+
+class Deliveries:
+    """Parts with state that another peer gives once it is released."""
+
+    def __init__(self, *names: str) -> None:
+        self.shapes = dict.fromkeys(names, (4,))
+        self.released = {name: asyncio.Event() for name in names}
+
+    def batches(self, names: Sequence[str]) -> list[list[str]]:
+        return [[name] for name in names]
+
+    async def fetch(
+        self, donor: PeerId, kind: StateKind, version: Version, names: Sequence[str], tries: int
+    ) -> StateSnapshot:
+        (name,) = names
+        await self.released[name].wait()
+        state = {"steps": torch.ones(1), "exp_avg": torch.zeros(4), "exp_avg_sq": torch.zeros(4)}
+        return StateSnapshot(version, {f"{name}/{key}": t for key, t in state.items()}, {})
+
+
+@asynccontextmanager
+async def taken_over(*names: str) -> AsyncIterator[tuple[StateImport, Deliveries, Owner]]:
+    """Parts that have moved here, each from another peer."""
+    me = PeerId("a")
+    parts = Deliveries(*names)
+    owner = Owner(OptimSettings(), 0)
+    engines: Any = SimpleNamespace(owner=owner, journal=Journal())
+    tasks = Tasks("test")
+    taking = StateImport(cast(Parts, parts), engines, Spares(), VersionTrail(), 1, me, tasks)
+    moved = {name: PeerId(f"from {name}") for name in names}
+    members = (PlanMember(me, 1),)
+    plan = Plan(3, 1, me, members, (), dict.fromkeys(names, me), moved)
+    taking.expect(plan, names, ())
+    try:
+        async with asyncio.timeout(LONG_S):
+            yield taking, parts, owner
+    finally:
+        await tasks.close()
+
+
+NO_END_S = 10 * LONG_S / WAIT_SHARE
+"""Deadline of a round in which a step waits longer for state than a test does."""
+
+
+async def test_a_step_waits_for_the_state_of_its_own_parts_only() -> None:
+    async with taken_over("early", "late") as (taking, parts, owner):
+        parts.released["early"].set()
+        await taking.ready(("early",), NO_END_S)
+        assert owner.names() == ("early",)
+
+
+async def test_a_step_gives_up_the_state_of_its_own_parts_only() -> None:
+    async with taken_over("early", "late") as (taking, parts, owner):
+        await taking.ready(("early",), 0.0)
+        assert taking.lost == 1
+        for released in parts.released.values():
+            released.set()
+        await taking.ready(("late",), NO_END_S)
+        assert owner.names() == ("late",), "the other part's step has begun without its state"
+        assert taking.lost == 1
+
+
+async def test_the_steps_of_a_round_share_the_time_for_which_they_wait() -> None:
+    async with taken_over("early", "late") as (taking, _, owner):
+        (arrival,) = taking._arrivals
+        arrival._waited_s = WAIT_SHARE * NO_END_S  # for the first one
+        await taking.ready(("late",), NO_END_S)
+        assert (owner.names(), taking.lost) == ((), 1)
