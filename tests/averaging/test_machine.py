@@ -301,6 +301,40 @@ SCRIPTS = {
         ),
         ((STEPPED,), [Serve(1, (P,))]),
     ],
+    "a lost connection does not mean that there was nothing to give": [
+        (
+            (replace(OPEN, tokens=0, members=AB, may_hold=True), began(1, B)),
+            [Read(1)],
+        ),
+        ((Ended(1),), [Fail(3, "nobody gave gradients for these parts")]),
+        # the repaired attempt is without the lost member
+        (
+            (replace(OPEN, round=R1, tokens=0, members=frozenset({A}), may_hold=True),),
+            [step(round_id=R1)],
+        ),
+    ],
+    "a dead member may have had something to give": [
+        ((replace(OPEN, tokens=0, may_hold=True), began(1, B, tokens=0)), [Wait(1)]),
+        (
+            (PeerFoundDead(C),),
+            [(1, Kind.FAILED), Fail(3, "nobody gave gradients for these parts")],
+        ),
+    ],
+    "a member that comes too late may have had something to give": [
+        (
+            (replace(OPEN, tokens=0, members=AB, may_hold=True), began(1, B), 100.0, TimePassed()),
+            [Read(1), (1, Kind.FAILED), Fail(3, "nobody gave gradients for these parts")],
+        ),
+    ],
+    "listeners need not come where nobody has anything to give": [
+        (
+            (
+                replace(OPEN, tokens=0, may_hold=True, listeners=frozenset({C})),
+                began(1, B, tokens=0),
+            ),
+            [Wait(1), step()],
+        ),
+    ],
     "as many tokens as are possible may be given": [
         ((OPEN, began(1, B, tokens=1000)), [Read(1)]),
     ],

@@ -104,8 +104,8 @@ class Opened:
     """Our own round begins. ``groups``: the parts we own in it, in the order of their steps;
     ``held``: parts that we already have as fresh bytes (from this or a former owner); ``tokens``:
     tokens behind our own gradients, 0 for none; ``contribute_by``: times at which to step each
-    group without the late; ``may_hold``: True if parts without any contribution stay as they are,
-    which is no fault."""
+    group without the late; ``may_hold``: True if parts to which no member has anything to give stay
+    as they are, which is no fault."""
 
     round: RoundId
     me: PeerId

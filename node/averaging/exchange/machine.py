@@ -147,6 +147,12 @@ class EpochCounts:
         out = self.idle | self.missing | self.barred | state.given | state.present | state.missing
         return self.current.members - self.current.listeners - out
 
+    def may_hold(self) -> bool:
+        """Return True if parts without contributions may stay as they are: all members came with
+        nothing to give. Members that died, or whose connection was lost, may have gradients."""
+        givers = self.current.members - self.current.listeners
+        return self.current.may_hold and givers <= self.idle
+
     def wanted(self, stream: StreamState) -> frozenset[str]:
         """A contributor is answered with the parts it gave to; a listener with all of the group it
         asked for."""
@@ -500,7 +506,7 @@ class RoundMachine:
             # Peers that have not begun a contribution by now are not waited for in later groups.
             begun = (*COMING, GroupPhase.OPENING)
             epoch.missing |= awaited - {s.began.peer for _, s in of_epoch if s.phase in begun}
-            if not state.given and not opened.may_hold:
+            if not state.given and not epoch.may_hold():
                 return self._latch(epoch, "nobody gave gradients for these parts")
             epoch.claimed |= names
             epoch.stepping = True

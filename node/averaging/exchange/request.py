@@ -49,7 +49,7 @@ class RoundRequest:
     this peer gives nothing), each read in a thread when it is wanted; ``deadline_s`` counts from
     the call. ``ready(names)`` is awaited before parts of ours are stepped. ``check`` is asked about
     fresh parts of others before they count. ``hold(names)`` gives the values of our parts to which
-    nobody contributed, on the executor of the step; None: that is a fault.
+    no member has anything to give, on the executor of the step; None: that is a fault.
 
     ``up`` and ``down``: number formats (``formats.FORMATS``) of tensors to the owners ("":
     ``averaging.wire``) and back. If ``down`` is lossy, the owner itself continues with the values
