@@ -108,7 +108,6 @@ class RankSteps:
         for order in orders:
             if order.method == "adamw":
                 pieces[order.name], after[order.after] = self._steps.adamw(
-                    order.name,
                     self._own(order.name),
                     gradients.pop(order.name),
                     _state(order, kept),

@@ -17,6 +17,7 @@ from torch import Tensor
 from node.optim.gram import coefficients
 from node.optim.parts import AT_ONCE, method_of
 from node.optim.settings import OptimSettings, learning_rate
+from node.partition.matrices import Method
 
 GRID = 4000
 """Singular values from 0 to 1 at which the polynomial of Newton-Schulz is evaluated."""
@@ -79,9 +80,12 @@ class StepLimits:
     epochs: int
 
     def of(self, name: str, shape: tuple[int, ...], epoch: int) -> StepLimit:
-        """Bounds on the step of a part in this epoch."""
+        """Bounds on the step of a whole part in this epoch."""
+        return self.by_method(method_of(name, shape, self.settings), shape, epoch)
+
+    def by_method(self, method: Method, shape: tuple[int, ...], epoch: int) -> StepLimit:
+        """Bounds on the step of a part, or a piece of a part, by the method that steps the part."""
         settings = self.settings
-        method = method_of(name, shape, settings)
         lr = learning_rate(settings, method, epoch, self.epochs)
         decay = lr * settings.weight_decay
         root = math.sqrt(math.prod(shape))
@@ -114,10 +118,11 @@ class StepLimits:
                 return f"{name} moved {excess:.3g} times as far as a step of the optimizer can"
         return ""
 
-    def cut(self, name: str, before: Tensor, fresh: Tensor, epoch: int) -> Tensor:
-        """The fresh parameter, both in fp32, with a step that was too long cut to the bounds. This
-        happens with state of the optimizer that does not belong together, and with SOAP."""
-        limit = self.of(name, tuple(before.shape), epoch).times(KEPT)
+    def cut(self, method: Method, before: Tensor, fresh: Tensor, epoch: int) -> Tensor:
+        """The fresh parameter, or a piece of it, both in fp32, with a step of this method that was
+        too long cut to the bounds. This happens with state of the optimizer that does not belong
+        together, and with SOAP."""
+        limit = self.by_method(method, tuple(before.shape), epoch).times(KEPT)
         excess = limit.excess(before, fresh)
         if excess <= 1.0:
             return fresh

@@ -89,10 +89,12 @@ class PartSteps:
             parameter = parameters[name].detach()
             gradient = gradients[name].detach().to(parameter.device, torch.float32)
             check_finite([name], torch.linalg.vector_norm(gradient).view(1))
-            one = self.wrapped
+            state = here.get(name, {})
             if method == "adamw":
-                one = self.adamw
-            fresh[name], staged[name] = one(name, parameter, gradient, here.get(name, {}), epoch)
+                made = self.adamw(parameter, gradient, state, epoch)
+            else:
+                made = self.wrapped(name, parameter, gradient, state, epoch)
+            fresh[name], staged[name] = made
         done = self._muon(matrices, parameters, gradients, here, self.rate("muon", epoch))
         for name, (new, state) in zip(matrices, done, strict=True):
             fresh[name], staged[name] = self._ends(new, state)
@@ -115,10 +117,10 @@ class PartSteps:
             self.rate(method, epoch),
             shapes,
         )
-        return self._ends(self._limits.cut(name, begins, new, epoch), after)
+        return self._ends(self._limits.cut(method, begins, new, epoch), after)
 
     def adamw(
-        self, name: str, parameter: Tensor, gradient: Tensor, state: State, epoch: int
+        self, parameter: Tensor, gradient: Tensor, state: State, epoch: int
     ) -> tuple[Tensor, State]:
         """Step a part, or a piece of a part, with AdamW. It takes some rows at a time, so that an
         embedding needs little memory besides its result."""
@@ -129,7 +131,8 @@ class PartSteps:
             its = {k: t if k == "steps" else t[piece] for k, t in state.items()}
             old = join(parameter[piece], its.pop(LOW, None))
             new, after = adamw(self.settings, old, gradient[piece], its, lr)
-            return self._ends(self._limits.cut(name, old, new, epoch), after)
+            # A piece of a large matrix has a shape that another method might step.
+            return self._ends(self._limits.cut("adamw", old, new, epoch), after)
 
         if rows >= len(parameter):
             return step(slice(None))

@@ -111,6 +111,21 @@ def test_state_that_another_peer_made_up_makes_no_longer_step(method) -> None:
         assert limits.objection(held, fresh, 6) == ""
 
 
+def test_adamw_steps_the_pieces_of_a_large_matrix_as_far_as_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Shampoo would step a matrix of the shape of a piece, and not as far."""
+    settings = OptimSettings("shampoo", lr=1e-6, warmup=0, precondition_side=8)
+    g = torch.Generator().manual_seed(3)
+    held = torch.randn(24, 6, generator=g)
+    gradient = torch.randn(24, 6, generator=g)
+    whole = Owner(settings, EPOCHS).step("layers.0.tall", held, gradient, 0)
+    monkeypatch.setattr("node.optim.steps.AT_ONCE", 24)
+    in_pieces = Owner(settings, EPOCHS).step("layers.0.tall", held, gradient, 0)
+    torch.testing.assert_close(in_pieces, whole, rtol=0, atol=1e-7)
+    assert float((whole - held).abs().max()) > 1e-3
+
+
 @pytest.mark.parametrize(("beta1", "beta2"), [(0.9, 0.95), (0.9, 0.999), (0.0, 0.95), (0.8, 0.9)])
 def test_the_bound_of_adam_is_reached_and_not_passed(beta1, beta2) -> None:
     """Gradients for which the Cauchy-Schwarz inequality is an equation reach the bound."""
