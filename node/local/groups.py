@@ -24,8 +24,9 @@ class Sharded:
 
     @classmethod
     def as_parameter(cls, name: str, shape: tuple[int, ...], ranks: int) -> "Sharded":
-        """A matrix that is cut as the parameter ``name`` of this shape is."""
-        rows, cols = shape
+        """A matrix that is cut as the parameter ``name`` of this shape is; a vector is a matrix of
+        one column."""
+        rows, cols = (*shape, 1)[:2]
         dim = cut_of(name) or 0
         cuts = [span(shape[dim], rank, ranks) for rank in range(ranks)]
         return cls(name, rows, cols, dim, tuple(stop - start for start, stop in cuts))

@@ -3,7 +3,7 @@ are.
 
 A matrix of Muon is gathered at a host for the products only. AdamW works on each rank's own piece.
 An optimizer of a library needs a matrix whole, so one rank hosts it, with its state.
-Parts that are not cut are rank 0's.
+Vectors, and parts that are not cut, are rank 0's.
 
 Every rank makes the same calls with the same orders. Enters: mean gradients at rank 0, state in the
 pieces of the ranks. Leaves: fresh parameters at rank 0, new state where the old was.
@@ -25,7 +25,7 @@ from node.local.groups import Sharded
 from node.local.program import Program, local_part
 from node.local.rank import lost_is_a_fault
 from node.local.ranks import Handle, Ranks
-from node.local.split import cut_of
+from node.local.split import stepped_in_pieces
 from node.local.step import TensorParallelStep
 from node.optim.muon import State, muon_direction, muon_fresh, next_counts
 from node.optim.newton_schulz import followed
@@ -305,7 +305,7 @@ class CutSteps:
 
     def keep(self, name: str, state: Mapping[str, Tensor]) -> HeldState:
         """Distribute the state of a part to the ranks. Raises DeviceLost."""
-        if cut_of(name) is None:
+        if not stepped_in_pieces(name):
             return state
         moved = {key: t for key, t in state.items() if key != COUNT}
         shapes = {key: (t.shape[0], t.shape[1]) for key, t in moved.items()}
@@ -326,8 +326,8 @@ class CutSteps:
     ) -> Stepped:
         """Make one step of each part in ``gradients``. Sharded parts begin from the ranks' own
         parameters, which are the ones in place. Raises StepFault, DeviceLost."""
-        names = [name for name in sorted(gradients) if cut_of(name) is not None]
-        alone = {name: g for name, g in gradients.items() if cut_of(name) is None}
+        names = [name for name in sorted(gradients) if stepped_in_pieces(name)]
+        alone = {name: g for name, g in gradients.items() if not stepped_in_pieces(name)}
         # Kept to the end of the step: the other ranks free a state when its handle is freed here.
         held = {name: states.get(name, {}) for name in gradients}
         fresh, staged = self._alone.step(parameters, alone, held, epoch)

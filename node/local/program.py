@@ -141,7 +141,7 @@ class Program:
                     [Shard(dim)],
                     run_check=False,
                     shape=torch.Size(shape),
-                    stride=(shape[1], 1),
+                    stride=(*shape[1:], 1),
                 )
             parent, _, leaf = name.rpartition(".")
             setattr(self.module.get_submodule(parent), leaf, nn.Parameter(part))

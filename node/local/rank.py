@@ -86,7 +86,13 @@ class Rank:
         """Distribute a parameter, and return this rank's part on the device. Rank 0 gives the
         ``whole``, the other ranks None."""
         if cut_of(name) is not None:
-            return self.scatter(Sharded.as_parameter(name, shape, self.size), whole)
+            cut = Sharded.as_parameter(name, shape, self.size)
+            if whole is not None:
+                whole = whole.reshape(cut.rows, cut.cols)
+            part = self.scatter(cut, whole)
+            if len(shape) == 1:
+                part = part.flatten()
+            return part
         part = torch.empty(shape, device=self.device.device)
         if whole is not None:
             part.copy_(whole)
@@ -96,7 +102,11 @@ class Rank:
         """Gather a tensor that is sharded as the parameter ``name`` is. Returns the whole on the
         CPU at rank 0, None at the other ranks."""
         if cut_of(name) is not None:
-            return self.gather(Sharded.as_parameter(name, shape, self.size), part)
+            cut = Sharded.as_parameter(name, shape, self.size)
+            whole = self.gather(cut, part.reshape(cut.shape(self.rank)))
+            if whole is not None:
+                whole = whole.reshape(shape)
+            return whole
         if self.rank:
             return None
         return part.cpu()

@@ -21,14 +21,20 @@ MOST = 64
 
 
 def cut_of(name: str) -> int | None:
-    """The dimension a parameter is cut along: 0 rows, 1 columns; None: every rank holds it
-    whole."""
+    """The dimension a parameter is cut along: 0 rows, 1 columns; None: every rank holds it whole.
+    Vectors are cut as matrices of one column."""
     module = name.split(".")[-2]
     if module in BY_ROWS:
         return 0
     if module in BY_COLUMNS:
         return 1
     return None
+
+
+def stepped_in_pieces(name: str) -> bool:
+    """Return True if the optimizer steps a parameter at all ranks. Vectors are small: rank 0 steps
+    them alone."""
+    return cut_of(name) is not None and not name.endswith(".bias")
 
 
 def per_head(name: str) -> bool:

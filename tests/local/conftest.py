@@ -31,6 +31,7 @@ MODEL = ModelSettings(
 )
 DEEP = replace(MODEL, ends_layers=1)
 """The ends hold the first layer."""
+BIASED = replace(DEEP, qk_norm=False, qkv_bias=True)
 OPTIM = OptimSettings(warmup=1)
 EPOCHS = 10
 
@@ -128,7 +129,9 @@ def blocks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield made
 
 
-@pytest.fixture(scope="module", params=[MODEL, DEEP], ids=["plain", "with layers"])
+@pytest.fixture(
+    scope="module", params=[MODEL, DEEP, BIASED], ids=["plain", "with layers", "with biases"]
+)
 def ends(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Pair]:

@@ -42,8 +42,9 @@ def test_an_indivisible_device_count_names_those_possible(model, devices, says, 
     assert able in fault.value.next_step
 
 
-def test_every_parameter_is_cut_without_a_gap():
-    model = ModelSettings(layers=1, qk_norm=True)
+@pytest.mark.parametrize("change", [{"qk_norm": True}, {"qkv_bias": True}])
+def test_every_parameter_is_cut_without_a_gap(change):
+    model = ModelSettings(layers=1, **change)
     check_devices(model, 2)
     for name, shape in all_shapes(model).items():
         dim = cut_of(name)
