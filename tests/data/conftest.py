@@ -21,11 +21,13 @@ def _one_thread():
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make pieces small, and ask a server that is gone again at once."""
+    """Make pieces small, ask a server that is gone again at once, and one that refuses not for
+    long."""
     monkeypatch.setattr(pieces, "PIECE", 4096)
     monkeypatch.setattr(pieces, "LANES", 4)
     monkeypatch.setattr(stream_module, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(stream_module, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(stream_module, "REFUSED_S", 0.02)
 
 
 @pytest.fixture

@@ -70,6 +70,25 @@ async def test_403_is_patience_for_ten_minutes_and_said(answers, tmp_path, monke
     await made.close()
 
 
+async def test_a_refusal_after_failures_of_the_network_is_the_first_one(
+    answers, tmp_path, caplog, small
+):
+    says = []
+
+    def say(handler):
+        if says and handler.command == "GET":
+            reply(handler, says.pop(0), b"")
+        else:
+            part_of(handler)
+
+    made = stream(answers(say).url, tmp_path)
+    says += [404, 503, 503, 503, 503, 404]
+    assert len(await asyncio.wait_for(made.rows(range(4)), 60)) == 4
+    assert not says
+    assert "other text" not in caplog.text
+    await made.close()
+
+
 def test_403_for_longer_is_a_refusal(answers, tmp_path, monkeypatch):
     server = answers(lambda handler: reply(handler, 403, b""))
     found = opened(tmp_path)

@@ -48,6 +48,12 @@ def web(tmp_path, small):
         yield server
 
 
+def first_shard(made, web) -> Path:
+    """The file in which the first piece of a stream begins."""
+    name = made.listing.shards[made.pieces.parts(0)[0].shard].name
+    return web.directory / name.rpartition("/")[2]
+
+
 # ---------------------------------------------------------------- servers
 
 
@@ -175,6 +181,48 @@ async def test_a_shard_that_is_gone_is_replaced_by_other_text(web, tmp_path, cap
     assert sum(map(len, found)) == len(every)
     assert "part-3.jsonl: the server says 404; other text is read in its place" in caplog.text
     assert "part-5.jsonl is not the shard of the list" in caplog.text
+
+
+async def test_a_refusal_of_a_moment_replaces_nothing(web, tmp_path, caplog, monkeypatch, opens):
+    monkeypatch.setattr(stream_module, "REFUSED_S", 600.0)
+    source = f"{web.url}/SHA256SUMS"
+    wanted = await opens(source, tmp_path / "other").rows(range(32))
+    made = opens(source, tmp_path)
+    path = first_shard(made, web)
+    away = path.rename(path.with_suffix(".away"))
+    failed = made._failed
+    faults = list[Exception]()
+
+    async def told(e):
+        faults.append(e)
+        if len(faults) == 6:
+            away.rename(path)
+        await failed(e)
+
+    monkeypatch.setattr(made, "_failed", told)
+    assert (await asyncio.wait_for(made.rows(range(32)), 20) == wanted).all()
+    assert "other text" not in caplog.text
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+async def test_a_shard_that_was_replaced_is_read_when_it_is_back(
+    web, tmp_path, monkeypatch, opens, restarted
+):
+    source = f"{web.url}/SHA256SUMS"
+    wanted = await opens(source, tmp_path / "other").rows(range(32))
+    made = opens(source, tmp_path)
+    path = first_shard(made, web)
+    away = path.rename(path.with_suffix(".away"))
+    replaced = await asyncio.wait_for(made.rows(range(32)), 20)
+    assert (replaced != wanted).any()
+    away.rename(path)
+    assert (await made.rows(range(32)) == replaced).all()
+    if restarted:
+        await made.close()
+        made = opens(source, tmp_path)
+    else:
+        monkeypatch.setattr(stream_module, "AGAIN_S", 0.0)
+    assert (await asyncio.wait_for(made.rows(range(32)), 20) == wanted).all()
 
 
 async def test_a_list_that_grew_leaves_the_one_that_is_kept(web, tmp_path, opens):

@@ -15,6 +15,7 @@ import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
+from math import inf
 from pathlib import Path
 
 import numpy as np
@@ -44,8 +45,13 @@ LONGEST_PAUSE_S = 30.0
 """Longest pause, in seconds, after a piece could not be fetched."""
 DATA_DISK = 8 << 30
 """Bytes of a stream that are kept, where nothing else is said."""
+REFUSED_S = 15.0
+"""Seconds for which a shard that its server refuses is asked for again, before other text is read
+in its place: servers refuse for a moment while files are replaced."""
 ELSEWHERE = 4
-"""Other pieces that are tried where a piece cannot be read, neither at first nor again."""
+"""Other pieces that are tried in place of a piece that cannot be read."""
+AGAIN_S = 600.0
+"""Seconds after which a piece that was replaced is asked for again."""
 SAMPLED = 4
 """Pieces that are read to tell how many windows one has."""
 SOUND = 1 << 17
@@ -209,6 +215,11 @@ class Stream:
             self._named.append(settings.end)
         self._sound = Newest[int, None](SOUND)
         """Pieces with a file that was found sound since the start."""
+        self._replacements = Newest[int, tuple[int, float]](SOUND)
+        """Pieces that are read in place of others, and the time of the loop at each choice."""
+        self._refused = dict[int, float]()
+        """Shards that are refused though the network works: the time of the loop at the first
+        refusal since one of their pieces was read."""
         self._making = dict[int, asyncio.Future[None]]()
         """Pieces that are wanted and not here yet, in the order in which they were asked for."""
         self._urgency = dict[int, int]()
@@ -221,7 +232,7 @@ class Stream:
         self._warned = False
         self.trouble = ""
         """The reason for which text cannot be had, empty for none."""
-        self._replaced = Newest[str, None](1000)
+        self._reported = Newest[str, None](1000)
         """Reasons, already reported, for which pieces were replaced by others."""
         self._workers = min(WORKERS, cores())
         self._pool = ThreadPoolExecutor(self._workers, "data")
@@ -300,7 +311,8 @@ class Stream:
             missing = [n for n in numbers if not self._there(n)]
             if not missing:
                 try:
-                    found = await asyncio.to_thread(self._read, places)
+                    read = [(self._stands_for(number), window) for number, window in places]
+                    found = await asyncio.to_thread(self._read, read)
                 except OSError as e:
                     for number in numbers:
                         self._sound.pop(number, None)
@@ -310,8 +322,15 @@ class Stream:
                     return found
             await asyncio.gather(*(asyncio.shield(self._want(n, _NOW)) for n in missing))
 
+    def _stands_for(self, number: int) -> int:
+        """The piece that is read for this one: itself, unless it was replaced."""
+        return self._replacements.get(number, (number, inf))[0]
+
     def _there(self, number: int) -> bool:
-        return number in self._sound and self.files.used(self._path(number))
+        read, chosen = self._replacements.get(number, (number, inf))
+        if number not in self._sound or asyncio.get_running_loop().time() - chosen >= AGAIN_S:
+            return False
+        return self.files.used(self._path(read))
 
     def _want(self, number: int, urgency: int) -> asyncio.Future[None]:
         future = self._making.get(number)
@@ -332,19 +351,18 @@ class Stream:
         try:
             while waiting := [n for n in self._making if n not in self._under_way]:
                 number = min(waiting, key=self._urgency.__getitem__)
+                others = self._others(number)
                 self._under_way.add(number)
                 try:
-                    others = 0
-                    if number in self._waiting_again:
-                        others = ELSEWHERE
-                    await asyncio.get_running_loop().run_in_executor(
+                    read = await asyncio.get_running_loop().run_in_executor(
                         self._pool, self._make, number, others
                     )
                 except (LocalFault, OSError) as e:
-                    if number in self._waiting_again and isinstance(e, ParseFault):
+                    if others and isinstance(e, ParseFault):
                         self._give_up(number, e)
                         continue
                     self._waiting_again.add(number)
+                    self._note_refusal(number, e)
                     await self._failed(e)
                     self._making[number] = self._making.pop(number)  # behind the others
                 except asyncio.CancelledError:
@@ -360,6 +378,7 @@ class Stream:
                         self.trouble = ""
                         _log.info("text for training can be had again")
                     del self._urgency[number]
+                    self._note_read(number, read)
                     self._sound[number] = None
                     future = self._making.pop(number)
                     if not future.done():
@@ -368,6 +387,33 @@ class Stream:
                     self._under_way.discard(number)
         finally:
             self._working -= 1
+
+    def _others(self, number: int) -> int:
+        """How many other pieces may be tried in place of this one."""
+        now = asyncio.get_running_loop().time()
+        since = min(self._refused.get(part.shard, now) for part in self.pieces.parts(number))
+        if now - since < REFUSED_S:
+            return 0
+        return ELSEWHERE
+
+    def _note_refusal(self, number: int, e: Exception) -> None:
+        """Take note that a piece could not be had. A fault of the network or of this disk is no
+        refusal, and the next refusal counts as the first."""
+        now = asyncio.get_running_loop().time()
+        for part in self.pieces.parts(number):
+            if isinstance(e, NetworkFault | OutOfResources | OSError):
+                self._refused.pop(part.shard, None)
+            else:
+                self._refused.setdefault(part.shard, now)
+
+    def _note_read(self, number: int, read: int) -> None:
+        """Take note of the piece that was read for this one."""
+        if read != number:
+            self._replacements[number] = (read, asyncio.get_running_loop().time())
+            return
+        self._replacements.pop(number, None)
+        for part in self.pieces.parts(number):
+            self._refused.pop(part.shard, None)
 
     def _give_up(self, number: int, why: BaseException) -> None:
         """Raise ``why`` where a piece is waited for: neither it nor other text can be read, and
@@ -393,19 +439,16 @@ class Stream:
 
     # ------------------------------------------------------------ on threads
 
-    def _make(self, number: int, others: int = 0) -> None:
-        """Tokenise a piece, unless that was done before."""
+    def _make(self, number: int, others: int = 0) -> int:
+        """Tokenise a piece, unless that was done before, and return its number. If it cannot be
+        read though the server answers, that is done with one of up to ``others`` other pieces,
+        because samples that no peer can read would come back in every epoch. If none of them can
+        be read either, raises the fault."""
         path = self._path(number)
-        if not (self.files.used(path) and whole(path)):
-            ids = self._read_somewhere(number, others)
-            self.files.put(path, with_sum(ids.astype(self._kind).tobytes()))
-
-    def _read_somewhere(self, number: int, others: int) -> np.ndarray:
-        """Token ids of a piece. If it cannot be read though the server answers, one of up to
-        ``others`` other pieces is read instead, because samples that no peer can read would come
-        back in every epoch. If none of them can be read either, raises the fault."""
+        if self.files.used(path) and whole(path):
+            return number
         try:
-            return self._filled(number)
+            ids = self._filled(number)
         except (NetworkFault, OutOfResources, OSError):
             raise
         except Exception as e:
@@ -413,10 +456,13 @@ class Stream:
                 raise
             if not others:  # of a library, for bytes that it cannot read
                 raise UsageFault(f"cannot read piece {number}: {e!r}", "report this") from e
-            if str(e) not in self._replaced:
-                self._replaced[str(e)] = None
+            if str(e) not in self._reported:
+                self._reported[str(e)] = None
                 _log.warning("%s; other text is read in its place", e)
-            return self._read_somewhere(self.pieces.elsewhere(number), others - 1)
+            # Under its own name: this piece is asked for again later.
+            return self._make(self.pieces.elsewhere(number), others - 1)
+        self.files.put(path, with_sum(ids.astype(self._kind).tobytes()))
+        return number
 
     def _filled(self, number: int) -> np.ndarray:
         """Token ids of a piece, of the next one where no document begins in it."""
