@@ -275,6 +275,46 @@ async def test_a_hop_cannot_be_made_to_call_the_text_of_another_peer_lost(make_s
     assert not any(heard)
 
 
+async def test_a_text_that_nobody_waits_for_any_more_is_nobodys_trouble(make_swarm):
+    writer = await writing(make_swarm)
+    stages = writer.swarm.pipelines
+    said = asyncio.Queue[tuple[str, str, str]]()
+    noted = list[int]()
+
+    def emit(kind: str, text: str, level: str = "info", **fields: object) -> None:
+        said.put_nowait((kind, level, text))
+
+    async def noting(origin: PeerId, index: int, reason: str) -> None:
+        noted.append(index)
+
+    for name in ("s1a", "s2a", "s3a"):
+        writer.swarm.ears[name].emit = emit
+    stages["s3a"].forward_requests._visits._notes.tell_text_lost = noting
+    device = stages["s3a"].host.device
+    gate = threading.Event()
+    holding = await held(device, gate)
+    try:
+        task = asyncio.ensure_future(writer.write(1))
+        async with asyncio.timeout(60):
+            while not device._tokens:  # noqa: ASYNC110 - a queued job is no event
+                await asyncio.sleep(0)
+        task.cancel()
+        async with asyncio.timeout(60):
+            while writer.pipeline.forward_requests._waiting:  # noqa: ASYNC110 - as above
+                await asyncio.sleep(0)
+    finally:
+        gate.set()
+    await holding
+    async with asyncio.timeout(60):
+        # The last hop, and the one before, which has brought it the text.
+        lost = [await said.get() for _ in range(2)]
+    assert [(kind, level) for kind, level, _ in lost] == [("errand-lost", "debug")] * 2
+    assert all("nobody waits for this" in text for *_, text in lost)
+    assert not noted
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 # Bounds
 # ------------------------------------------------------------
 

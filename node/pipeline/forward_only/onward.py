@@ -17,6 +17,9 @@ from node.pipeline.timing import Timing
 from node.wire.tensors import Buffer
 from protos import pipeline_pb2 as pb
 
+NOBODY_WAITS = "nobody waits for this"
+"""Reason of an origin that refuses its own work on its way home: whoever asked has hung up."""
+
 
 class Onward:
     """Delivers a tensor to a hop or to a replica of its stage. ``timing``: gets the time of each
@@ -49,7 +52,8 @@ class Onward:
         text: pb.TextTurn | None = None,
     ) -> None:
         """Deliver to ``claim.position``, or to another replica of its stage, which has no ``text``
-        however; ``accepted`` is done when one has it. Raises PeerFault when nobody takes it."""
+        however; ``accepted`` is done when one has it. Raises PeerFault when nobody takes it, with
+        the reason of the last one that refused it."""
         clock = self._clock
         machine = self._machine
         delivery = Delivery(claim.index)
@@ -59,10 +63,11 @@ class Onward:
         if not alone:
             replicas = machine.replicas(target.stage)
         until = clock.now() + deadline_s
+        refusal = ""
         while True:
             choice = delivery.choose(target.peer, replicas, machine.suspects, clock.now())
             if choice is None:
-                raise PeerFault(target.peer, f"no live replica of stage {target.stage}")
+                raise PeerFault(target.peer, refusal or f"no live replica of stage {target.stage}")
             if isinstance(choice, RoutePause):
                 await asyncio.sleep(choice.seconds)
                 continue
@@ -89,11 +94,13 @@ class Onward:
                 if accepted is not None and not accepted.done():
                     accepted.set_result(None)
 
-            trouble, _ = await self._calls.stream(
+            trouble, reason = await self._calls.stream(
                 choice, Direction.FORWARD, messages, len(buffer), held
             )
             if trouble is None:
                 return
             if trouble is Trouble.FAILED:
                 machine.suspects.add(choice, clock.now())
+            elif trouble is Trouble.REFUSED:
+                refusal = reason
             delivery.turned(choice, trouble)

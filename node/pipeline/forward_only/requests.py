@@ -15,7 +15,7 @@ from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop
 from node.pipeline.events import Claim, Direction
 from node.pipeline.forward_only.jobs import ForwardJobs
-from node.pipeline.forward_only.onward import Onward
+from node.pipeline.forward_only.onward import NOBODY_WAITS, Onward
 from node.pipeline.forward_only.reading import ForwardReading
 from node.pipeline.forward_only.visits import ForwardVisits
 from node.pipeline.frames import FrameReader, FrameShape, Incoming
@@ -196,7 +196,7 @@ class ForwardRequests:
     async def _come_home(self, caller: PeerId, incoming: Incoming, context: Any) -> None:
         waiting = self._waiting.get((incoming.head.purpose, incoming.claim.index))
         if waiting is None or waiting.back.done():
-            return await say(context, pb.REFUSED, "nobody waits for this")
+            return await say(context, pb.REFUSED, NOBODY_WAITS)
         last = waiting.last
         shape = waiting.shape
         if incoming.head.HasField("text") and len(incoming.head.tensor.shape) == 3:

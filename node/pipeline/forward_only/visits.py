@@ -9,7 +9,7 @@ from typing import Any
 from node.core.errors import PeerFault, WireError
 from node.core.ids import PeerId
 from node.pipeline.forward_only.jobs import ForwardJobs, TextPass
-from node.pipeline.forward_only.onward import Onward
+from node.pipeline.forward_only.onward import NOBODY_WAITS, Onward
 from node.pipeline.forward_only.quota import ForwardQuota
 from node.pipeline.forward_only.reading import ForwardReading
 from node.pipeline.frames import FrameReader, FrameShape, Incoming, loose_shape
@@ -116,13 +116,20 @@ class ForwardVisits:
                     text=text,
                 )
         except (PeerFault, TimeoutError, *COMPUTE_ERRORS) as e:
+            # Whoever asked has hung up: that is nobody's trouble.
+            unwanted = isinstance(e, PeerFault) and e.reason == NOBODY_WAITS
             self._host.telemetry.emit(
-                "errand-lost", f"forward-only work was lost: {e}", "warning", index=claim.index
+                "errand-lost",
+                f"forward-only work was lost: {e}",
+                "debug" if unwanted else "warning",
+                index=claim.index,
             )
             if not accepted.done():
-                accepted.set_exception(PeerFault(self._host.me, str(e)))
+                reason = NOBODY_WAITS if unwanted else str(e)
+                accepted.set_exception(PeerFault(self._host.me, reason))
                 accepted.exception()  # the sender may be gone: then nobody else looks at it
-            if incoming.head.HasField("text"):
+            told = unwanted and onward.position == len(claim.journey) - 1  # by the origin itself
+            if incoming.head.HasField("text") and not told:
                 origin = claim.journey[0].peer
                 await self._notes.tell_text_lost(origin, claim.index, str(e))
         finally:
