@@ -36,7 +36,8 @@ def fault_document(fault: LocalFault) -> tuple[int, dict[str, Any]]:
 
 @dataclass
 class ClientAnswer:
-    """One answer as it comes. ``chat``: of a conversation, else of a text."""
+    """One answer as it comes. ``chat``: of a conversation, else of a text. ``missing``: block
+    stages without which a part of it was made, of the ``stages`` that the run has."""
 
     model: str
     chat: bool
@@ -44,6 +45,8 @@ class ClientAnswer:
     finish: str | None = None
     prompt_tokens: int = 0
     tokens: int = 0
+    missing: set[int] = field(default_factory=set)
+    stages: int = 0
     made: int = field(default_factory=lambda: int(time.time()))
     name: str = field(default_factory=lambda: secrets.token_hex(12))
 
@@ -52,6 +55,9 @@ class ClientAnswer:
         self.prompt_tokens = piece.prompt_tokens or self.prompt_tokens
         self.tokens += piece.HasField("token")
         self.finish = piece.finish or self.finish
+        if piece.HasField("missing"):
+            self.missing.update(piece.missing.asked, piece.missing.dead)
+            self.stages = piece.missing.stages
         self.text += piece.text
         return piece.text
 
@@ -106,10 +112,17 @@ class ClientAnswer:
         prefix = "cmpl"
         if self.chat:
             prefix = "chatcmpl"
-        return {
+        document: dict[str, Any] = {
             "id": f"{prefix}-{self.name}",
             "object": kind,
             "created": self.made,
             "model": self.model,
             "choices": choices,
         }
+        if self.missing:
+            # Clients of the API read only the fields that they know.
+            document["tutti"] = {
+                "missing_stages": sorted(self.missing),
+                "block_stages": self.stages,
+            }
+        return document

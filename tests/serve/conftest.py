@@ -11,18 +11,20 @@ import uvicorn
 from node.core.errors import LocalFault
 from node.serve.app import Endpoint
 from node.serve.command import listen
-from protos.control_pb2 import GenerateRequest, Piece
+from protos.control_pb2 import GenerateRequest, Missing, Piece
 
 
 class Letters:
     """A daemon that answers with the last message, or the prompt, letter by letter, each a token.
 
-    ``fault``: raised before the letter of that number. ``gate``: closed, answers wait.
+    ``fault``: raised before the letter of that number. ``missing``: stages left out from a
+    letter on. ``gate``: closed, answers wait.
     """
 
     def __init__(self) -> None:
         self.asked: list[GenerateRequest] = []
         self.fault: tuple[int, LocalFault] | None = None
+        self.missing: tuple[int, Missing] | None = None
         self.gate = asyncio.Event()
         self.gate.set()
         self.arrived = asyncio.Semaphore(0)
@@ -42,6 +44,8 @@ class Letters:
             for i, letter in enumerate(said):
                 if self.fault is not None and self.fault[0] == i:
                     raise self.fault[1]
+                if self.missing is not None and self.missing[0] == i:
+                    yield Piece(missing=self.missing[1])
                 if i == request.max_tokens:
                     yield Piece(last=True, finish="length")
                     return

@@ -10,6 +10,7 @@ import pytest
 from node.core.errors import ExitCode, LocalFault, NetworkFault, UsageFault
 from node.reach.interfaces import check_free
 from node.serve.command import listen
+from protos.control_pb2 import Missing
 from tests.serve.conftest import serving
 
 HELLO = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]
@@ -80,6 +81,23 @@ async def test_a_chat_streams(client):
     assert chunks[-2].choices[0].finish_reason == "length"
     assert chunks[-1].usage.completion_tokens == 3
     assert len({c.id for c in chunks}) == 1
+
+
+async def test_stages_that_are_missing_are_said_in_a_field_of_its_own(client, letters):
+    answer = await client.chat.completions.create(model="any", messages=HELLO)
+    assert "tutti" not in answer.model_extra
+    letters.missing = (2, Missing(dead=[5, 3], stages=8))
+    said = {"missing_stages": [3, 5], "block_stages": 8}
+    answer = await client.chat.completions.create(model="any", messages=HELLO)
+    assert answer.choices[0].message.content == "hello"
+    assert answer.model_extra == {"tutti": said}
+    answer = await client.completions.create(model="any", prompt="abc")
+    assert answer.model_extra == {"tutti": said}
+    stream = await client.chat.completions.create(model="any", messages=HELLO, stream=True)
+    chunks = [chunk async for chunk in stream]
+    assert "".join(c.choices[0].delta.content or "" for c in chunks) == "hello"
+    # From the letter on that is made without them: a role and two letters come before.
+    assert [c.model_extra.get("tutti") for c in chunks] == [None] * 3 + [said] * 4
 
 
 async def test_a_text_goes_on_streamed_or_not(client, letters):

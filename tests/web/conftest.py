@@ -22,7 +22,9 @@ from testbed.fakes.page_patch import merged
 
 
 class Canned:
-    """:class:`node.web.hub.Watched` in this process. ``fault``: raised instead of any answer."""
+    """:class:`node.web.hub.Watched` in this process. ``fault``: raised instead of any answer.
+    ``stands_at``: letters after which an answer stands still, 0 for none; ``missing``: stages
+    without which answers are made."""
 
     def __init__(self, window: CannedCrowd, home: str) -> None:
         self.window = window
@@ -30,6 +32,9 @@ class Canned:
         self.fault: LocalFault | None = None
         self.asked = 0
         self.prompts: list[str] = []
+        self.requests: list[pb.GenerateRequest] = []
+        self.stands_at = 0
+        self.missing: pb.Missing | None = None
 
     async def model(self) -> str:
         return "crowd"
@@ -51,8 +56,15 @@ class Canned:
 
     async def generate(self, request: pb.GenerateRequest) -> AsyncGenerator[pb.Piece, None]:
         self.prompts.append(request.prompt or request.messages[-1].content)
+        self.requests.append(request)
+        if self.missing is not None:
+            yield pb.Piece(missing=self.missing)
+        letters = 0
         async for piece in self.window.generate(request):
             yield piece
+            letters += len(piece.text)
+            if letters == self.stands_at:
+                await asyncio.Event().wait()
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from node.web.command import freeze
 from node.web.hub import Hub, PageOffer
 from node.web.samples import TextSample
 from node.web.view import State, document
+from protos import control_pb2 as pb
 from testbed.fakes.canned_crowd import CannedCrowd
 from tests.web.conftest import Canned, serving
 
@@ -48,15 +49,15 @@ class Opened:
 
 
 @pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
-    """A server in a thread of its own: playwright blocks this one."""
+def served(tmp_path: Path) -> Iterator[tuple[str, Canned]]:
+    """A server in a thread of its own, and the daemon behind it: playwright blocks this one."""
+    canned = Canned(CannedCrowd(), str(tmp_path))
     found = []
     ready = threading.Event()
     loop = asyncio.new_event_loop()
     end = asyncio.Event()
 
     async def run() -> None:
-        canned = Canned(CannedCrowd(), str(tmp_path))
         async with serving(Hub(canned, PageOffer(prompt="The ", chat=True)), canned) as where:
             found.append(where)
             ready.set()
@@ -65,9 +66,14 @@ def url(tmp_path: Path) -> Iterator[str]:
     thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
     thread.start()
     assert ready.wait(60)
-    yield found[0]
+    yield found[0], canned
     loop.call_soon_threadsafe(end.set)
     thread.join(60)
+
+
+@pytest.fixture
+def url(served: tuple[str, Canned]) -> str:
+    return served[0]
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -96,6 +102,71 @@ def test_a_chat_answers(browser, url):
     assert words[0] == "you: hello"
     assert words[1].startswith("model: ")
     assert len(words[1]) > 10
+
+
+class Talk:
+    """The chat of a page, whose daemon is ``canned``."""
+
+    def __init__(self, browser: Any, served: tuple[str, Canned]) -> None:
+        url, self.canned = served
+        self.page = Opened(browser, url).page
+        self.page.click("#to-chat")
+
+    def send(self, words: str) -> None:
+        self.page.fill("#words", words)
+        self.page.click("#send")
+
+    def ended(self) -> None:
+        """Wait for the end of an answer."""
+        self.page.wait_for_selector("#send:not([disabled])", timeout=60_000)
+
+    def begun(self) -> str:
+        """Wait for the first letters of an answer that stands still, and return them."""
+        shown = (
+            "document.querySelectorAll('#talk p')[1]?.textContent.length >= 'model: Once'.length"
+        )
+        self.page.wait_for_function(shown, timeout=60_000)
+        return self.page.locator("#talk p").all_inner_texts()[1].removeprefix("model: ")
+
+    def asked(self) -> list[tuple[str, str]]:
+        """Messages of the newest question."""
+        return [(m.role, m.content) for m in self.canned.requests[-1].messages]
+
+
+def test_the_model_knows_what_was_shown_of_an_answer_that_was_stopped(browser, served):
+    talk = Talk(browser, served)
+    talk.canned.stands_at = 4
+    talk.send("hello")
+    begun = talk.begun()
+    talk.page.click("#halt")
+    talk.ended()
+    talk.canned.stands_at = 0
+    talk.send("go on")
+    talk.ended()
+    assert talk.asked() == [("user", "hello"), ("assistant", begun), ("user", "go on")]
+
+
+def test_a_new_conversation_ends_the_answer_of_the_old_one(browser, served):
+    talk = Talk(browser, served)
+    talk.canned.stands_at = 4
+    talk.send("hello")
+    talk.begun()
+    talk.page.click("#fresh")
+    talk.ended()
+    assert talk.page.locator("#talk p").count() == 0
+    talk.canned.stands_at = 0
+    talk.send("another")
+    talk.ended()
+    assert talk.asked() == [("user", "another")]
+
+
+def test_missing_stages_are_said_beside_the_answer(browser, served):
+    talk = Talk(browser, served)
+    talk.canned.missing = pb.Missing(dead=[2], stages=5)
+    talk.send("hello")
+    talk.ended()
+    notes = talk.page.locator("#talk p.fault").all_inner_texts()
+    assert notes == ["note: without block stage 2, of 5"]
 
 
 def test_an_export_opens_from_the_disk(browser, tmp_path):

@@ -475,6 +475,7 @@ function redraw() {
 // ------------------------------------------------------------------ chat
 
 const talk = [];
+let conversation = 0; // counts up with each new one
 let running = null;
 
 function say(words, name, who) {
@@ -492,6 +493,7 @@ async function ask(event) {
   const words = byId("words").value;
   if (!words.trim() || running) return;
   const chat = document.querySelector("input[name=mode]:checked").value === "chat";
+  const mine = conversation;
   running = new AbortController();
   byId("send").disabled = true;
   byId("halt").disabled = false;
@@ -502,12 +504,16 @@ async function ask(event) {
   if (chat) body.messages = [...talk, { role: "user", content: words }];
   else body.prompt = words;
   const answer = say("", "", "model");
+  let whole = false;
   try {
-    const said = await answered(chat ? "v1/chat/completions" : "v1/completions", body, answer);
-    if (chat) talk.push({ role: "user", content: words }, { role: "assistant", content: said });
+    await answered(chat ? "v1/chat/completions" : "v1/completions", body, answer);
+    whole = true;
   } catch (error) {
-    if (error.name !== "AbortError") say(error.message, "fault", "fault");
+    if (error.name !== "AbortError" && mine === conversation) say(error.message, "fault", "fault");
   }
+  // The beginning of an answer that was broken off was said too, as it is in  tutti chat .
+  if (chat && mine === conversation && (whole || answer.data))
+    talk.push({ role: "user", content: words }, { role: "assistant", content: answer.data });
   running = null;
   byId("talk").removeAttribute("aria-busy");
   byId("send").disabled = false;
@@ -523,9 +529,10 @@ async function answered(path, body, place) {
   if (!got.ok) throw new Error(await reason(got));
   const reader = got.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
+  let missing = "";
   for (;;) {
     const { value, done } = await reader.read();
-    if (done) return place.data;
+    if (done) return;
     const lines = (rest + value).split("\n\n");
     rest = lines.pop();
     for (const line of lines) {
@@ -533,10 +540,19 @@ async function answered(path, body, place) {
       if (data === "[DONE]") continue;
       const piece = JSON.parse(data);
       if (piece.error) throw new Error(piece.error.message);
+      const without = piece.tutti ? withoutWords(piece.tutti) : "";
+      if (without && without !== missing) say(without, "fault", "note");
+      missing = without || missing;
       for (const choice of piece.choices) place.data += choice.text ?? choice.delta.content ?? "";
     }
     byId("talk").scrollTop = byId("talk").scrollHeight;
   }
+}
+
+function withoutWords(found) {
+  const stages = found.missing_stages;
+  const noun = stages.length === 1 ? "stage" : "stages";
+  return `without block ${noun} ${stages.join(", ")}, of ${found.block_stages}`;
 }
 
 async function reason(got) {
@@ -583,6 +599,8 @@ function begin() {
   byId("ask").addEventListener("submit", ask);
   byId("halt").addEventListener("click", () => running && running.abort());
   byId("fresh").addEventListener("click", () => {
+    conversation += 1;
+    if (running) running.abort();
     talk.length = 0;
     byId("talk").replaceChildren();
   });
