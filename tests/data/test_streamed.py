@@ -210,6 +210,20 @@ async def test_text_without_a_document_in_a_piece_is_that_of_the_next(tmp_path, 
     assert len(await asyncio.wait_for(rows(made, 64), 20)) == 64
 
 
+async def test_held_out_text_in_which_no_document_begins_is_refused(tmp_path, opens):
+    source = published(tmp_path / "here", {"a.jsonl": [*documents(200), "x" * 20000]})
+    made = opens(f"file:{source}", tmp_path, holdout=0.1)
+    assert made.pieces.held > 1
+    with pytest.raises(UsageFault, match="no document begins in the last") as fault:
+        made.measured()
+    assert str(made.pieces.held_bytes) in fault.value.what
+    assert "data.holdout" in fault.value.next_step
+    with pytest.raises(UsageFault, match="which are held out"):
+        await asyncio.wait_for(made.held_out_rows(0, 4), 20)
+    assert made.trouble == ""  # text to train on comes
+    assert len(await asyncio.wait_for(made.rows(range(4)), 20)) == 4
+
+
 def test_open_source_compares_the_list_and_asks_for_the_measure(web, tmp_path):
     def opened(**more):
         settings = DataSettings(source=f"{web.url}/SHA256SUMS", **more)

@@ -67,6 +67,11 @@ class Pieces:
         # Of the pass that is read, and of the next one.
         self._pass = lru_cache(maxsize=4)(self._arranged)
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes held out, at the end of the shards."""
+        return sum(self.sizes) - self._trained
+
     def place(self, position: int) -> tuple[int, int]:
         """The number of the piece of a position, and which of its windows it is. Numbers of pieces
         rise from pass to pass."""

@@ -64,6 +64,11 @@ _LINES = FileKind("lines")
 _log = logging.getLogger("tutti.data")
 
 
+class NoDocument(UsageFault):
+    """No document begins in any piece of the text to train on, or of the text that is held out. It
+    is the same at every try."""
+
+
 def open_stream(
     settings: DataSettings,
     seq_len: int,
@@ -257,7 +262,8 @@ class Stream:
 
     def measured(self) -> int:
         """Windows that a piece has on average, by a few of them; at least 1. Blocks. Raises what
-        :func:`documents_of` raises."""
+        :func:`documents_of` raises, and UsageFault where there is nothing to train on or to
+        evaluate with."""
         count = min(SAMPLED, self.pieces.count)
         numbers = [i * self.pieces.count // count for i in range(count)]
         ids = sum(map(len, self._pool.map(self._tokenised, numbers)))
@@ -269,6 +275,8 @@ class Stream:
                 "name the field of its documents:  --set data.column=NAME",
             )
         )
+        if self.pieces.held:
+            self._filled(-1)
         self.left.report()
         return max(1, ids // count // self.seq_len)
 
@@ -358,7 +366,7 @@ class Stream:
                         self._pool, self._make, number, others
                     )
                 except (LocalFault, OSError) as e:
-                    if others and isinstance(e, ParseFault):
+                    if isinstance(e, NoDocument) or (others and isinstance(e, ParseFault)):
                         self._give_up(number, e)
                         continue
                     self._waiting_again.add(number)
@@ -418,7 +426,8 @@ class Stream:
     def _give_up(self, number: int, why: BaseException) -> None:
         """Raise ``why`` where a piece is waited for: neither it nor other text can be read, and
         that is nobody's to mend but the owner of the run."""
-        self.trouble = str(why)
+        if number >= 0:
+            self.trouble = str(why)
         self._waiting_again.discard(number)
         self._urgency.pop(number, None)
         future = self._making.pop(number)
@@ -449,7 +458,7 @@ class Stream:
             return number
         try:
             ids = self._filled(number)
-        except (NetworkFault, OutOfResources, OSError):
+        except (NetworkFault, OutOfResources, OSError, NoDocument):
             raise
         except Exception as e:
             if not others and isinstance(e, LocalFault):
@@ -465,14 +474,24 @@ class Stream:
         return number
 
     def _filled(self, number: int) -> np.ndarray:
-        """Token ids of a piece, of the next one where no document begins in it."""
-        for _ in range(self.pieces.count + self.pieces.held):
+        """Token ids of a piece, of the next one where no document begins in it. Raises NoDocument
+        if none begins in the others either."""
+        most = self.pieces.count + self.pieces.held
+        fault = NoDocument(f"{self.listing.source} has no text", "ask who owns the run")
+        if number < 0:
+            most = self.pieces.held
+            fault = NoDocument(
+                f"no document begins in the last {self.pieces.held_bytes} bytes of "
+                f"{self.listing.source}, which are held out",
+                "set data.holdout to a larger share:  tutti swarm init --set data.holdout=SHARE",
+            )
+        for _ in range(most):
             ids = self._tokenised(number)
             self.left.report()
             if len(ids):
                 return ids
             number = self.pieces.after(number)
-        raise UsageFault(f"{self.listing.source} has no text", "ask who owns the run")
+        raise fault
 
     def _tokenised(self, number: int) -> np.ndarray:
         """Token ids of a piece, none for one in which no document begins."""
