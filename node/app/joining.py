@@ -500,45 +500,96 @@ def with_hashes(
     *,
     files: Files | None = None,
     said: Collection[str] = (),
+    anew: bool = False,
 ) -> tuple[Manifest, Corpus | Stream, Tokenizer]:
     """The manifest, unsigned, with the hashes of its data and tokenizer, both opened; hashes that
-    it has already are compared. A few pieces of a new stream are read: if they have no text, they
-    are read as conversations, unless the settings ``said`` are against it. ``files`` as for
-    :func:`opened`.
+    it has already are compared. A few pieces of a new stream are read, and of any stream if
+    ``anew``: if they have no text, they are read as conversations, unless the settings ``said`` are
+    against it. ``files`` as for :func:`opened`.
 
     Raises as :func:`open_source`.
     """
-    from node.data.recognised import CHAT
     from node.data.sources import streams
-    from node.data.streamed.shards import MOST_ASKED
     from node.data.streamed.stream import Stream
 
-    fresh = streams(manifest.data, places) and not manifest.data.windows
-    if fresh:
-        manifest = amended(manifest, {"data.windows": 1})
+    if streams(manifest.data, places) and (anew or not manifest.data.windows):
+        manifest = _measured(ours, manifest, places, files, said)
     corpus, tokenizer = opened(ours, manifest, places, files)
-    hashes = dict[str, Any]()
-    if isinstance(corpus, Stream) and fresh:
-        try:
-            hashes["data.windows"] = corpus.measured()
-        except UsageFault as e:
-            chat = {key: value for key, value in CHAT.items() if key not in said}
-            if "data.rows" not in chat or manifest.data.column != "text":
-                raise
-            manifest = amended(manifest, chat)
-            try:
-                corpus, tokenizer = opened(ours, manifest, places, files)
-                hashes["data.windows"] = cast("Stream", corpus).measured()
-            except UsageFault:
-                raise e from None
-    hashes["data.sha256"] = corpus.sha256
+    hashes: dict[str, Any] = {"data.sha256": corpus.sha256}
     if isinstance(corpus, Stream):
         hashes["data.source"] = corpus.listing.source
-        if len(corpus.listing.sizes) > MOST_ASKED:
-            hashes["data.sizes"] = corpus.listing.sizes
+        hashes |= _sizes(corpus)
     if manifest.data.tokenizer != "bytes":
         hashes["data.tokenizer_sha256"] = tokenizer.digest
     return amended(manifest, hashes), corpus, tokenizer
+
+
+def _measured(
+    ours: NodeConfig,
+    manifest: Manifest,
+    places: Places,
+    files: Files | None,
+    said: Collection[str],
+) -> Manifest:
+    """The manifest of a stream with the samples that its pieces have, and the hash of its list of
+    shards; arguments as for :func:`with_hashes`."""
+    from node.data.recognised import CHAT
+    from node.data.streamed.stream import NoDocument
+
+    try:
+        return _counted(ours, manifest, places, files)
+    except NoDocument:
+        raise
+    except UsageFault as e:
+        chat = {key: value for key, value in CHAT.items() if key not in said}
+        if "data.rows" not in chat or manifest.data.column != "text":
+            raise
+        try:
+            return _counted(ours, amended(manifest, chat), places, files)
+        except UsageFault:
+            raise e from None
+
+
+def _counted(ours: NodeConfig, manifest: Manifest, places: Places, files: Files | None) -> Manifest:
+    """As :func:`_measured`, with rows as the manifest has them."""
+    looked_at = amended(manifest, {"data.windows": 1})
+    stream = cast("Stream", opened(ours, looked_at, places, files)[0])
+    try:
+        found = {"data.windows": stream.measured(), "data.sha256": stream.sha256}
+        return amended(manifest, found | _sizes(stream))
+    finally:
+        asyncio.run(stream.close())
+
+
+def _sizes(stream: Stream) -> dict[str, Any]:
+    """Field of a manifest for the sizes of many shards of a web server, if they are known."""
+    from node.data.streamed.shards import MOST_ASKED
+
+    if len(stream.listing.sizes) <= MOST_ASKED:
+        return {}
+    return {"data.sizes": stream.listing.sizes}
+
+
+def measured_otherwise(manifest: Manifest, base: Manifest) -> bool:
+    """Return True if ``base`` says how many samples a piece of its stream has, and they are not
+    those of ``manifest``, which was made from it."""
+
+    def measure(m: Manifest) -> tuple[object, ...]:
+        d = m.data
+        tokenizer = (d.tokenizer, d.tokenizer_sha256, d.files, d.end)
+        return m.model.seq_len, d.rows, d.column, d.encoding, *tokenizer
+
+    return bool(base.data.windows) and measure(manifest) != measure(base)
+
+
+def unmeasured(manifest: Manifest) -> Manifest:
+    """The manifest of a stream, unsigned, for a later ``init`` that counts its samples."""
+    changes: dict[str, Any] = {"data.windows": 0}
+    if manifest.data.source.startswith("hf:"):
+        # With a hash, and without a number of samples, it would be a run of an older version that
+        # reads it whole. The source names the commit.
+        changes["data.sha256"] = ""
+    return amended(manifest, changes)
 
 
 def on_the_lan() -> list[Found]:

@@ -162,6 +162,7 @@ def init(
         **changes,
     }
     made = amended(base.owned_by(identity.peer_id), content | changes)
+    anew = "data.windows" not in changes and joining.measured_otherwise(made, base)
     cut: Cut | None = None
     if machines is not None:
         fixed = changes.get("model.ends_layers", base.model.ends_layers or None)
@@ -180,11 +181,13 @@ def init(
     corpus = None
     shown = list[str]()
     beside: Mapping[str, bytes] = {}
+    if more["no_open"] and anew:
+        made = joining.unmeasured(made)
     if not more["no_open"]:
         made, beside = joining.with_files(ours, made, base, places, model)
         made = joining.recognised(made, places, changes)
         made, corpus, words = joining.with_hashes(
-            ours, made, places, files=joining.files_beside(beside), said=changes
+            ours, made, places, files=joining.files_beside(beside), said=changes, anew=anew
         )
         shown = []
         if not as_json:
