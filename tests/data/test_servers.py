@@ -89,6 +89,34 @@ async def test_a_refusal_after_failures_of_the_network_is_the_first_one(
     await made.close()
 
 
+@pytest.mark.parametrize(("total", "refusals"), [("*", 0), ("9", 1)])
+def test_the_rest_of_a_shard_comes_without_a_total_or_all_of_it_is_asked_for(
+    answers, tmp_path, total, refusals
+):
+    came = []
+
+    def say(handler):
+        if not came:
+            came.append(1000)
+            handler.close_connection = True
+            reply(handler, 200, TEXT[:1000], content_length=str(len(TEXT)))
+        elif handler.headers.get("range"):
+            part_of(handler, content_range=f"bytes 1000-{len(TEXT) - 1}/{total}")
+        else:
+            part_of(handler)
+
+    server = answers(say)
+    found = opened(tmp_path)
+    shard = Shard(server.url, len(TEXT))
+    with pytest.raises(NetworkFault, match="1000 bytes"):
+        found.whole(shard)
+    for _ in range(refusals):
+        with pytest.raises(UsageFault, match="another part"):
+            found.whole(shard)
+    assert found.whole(shard).read_bytes() == TEXT
+    assert server.headers[1]["range"] == "bytes=1000-"
+
+
 def test_403_for_longer_is_a_refusal(answers, tmp_path, monkeypatch):
     server = answers(lambda handler: reply(handler, 403, b""))
     found = opened(tmp_path)
