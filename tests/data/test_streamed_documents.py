@@ -2,12 +2,13 @@
 
 import json
 import random
+from itertools import pairwise
 
 import pytest
 
 from node.core.errors import OutOfResources, UsageFault
 from node.data.readers import TEXTS, LeftOut, RowFormat
-from node.data.streamed.documents import documents_of
+from node.data.streamed.documents import documents_of, kind_in
 from node.data.streamed.pieces import Part
 from tests.data.streamed import documents, given, listed, opened, shard_of, stream, write
 
@@ -36,6 +37,45 @@ def test_parts_side_by_side_give_each_document_once(tmp_path, name, seed):
         assert "".join(found) == "".join(texts)
     else:  # a table knows no difference between an empty field and none
         assert found == [text for text in texts if text or ".csv" not in name]
+
+
+LINES = [json.dumps({"text": text}) for text in documents(40)]
+ROWS = [json.loads(line) for line in LINES]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        json.dumps({"version": 1, "data": ROWS}),
+        json.dumps({"version": 1, "data": ROWS}) + "\n",
+        json.dumps({"version": 1, "data": ROWS}, indent=2),
+        '{"data": [\n' + ",\n".join(LINES) + "\n]}",
+        '{"data": [' + "\n,".join(LINES) + "]}",
+        "\n".join(json.dumps(row, indent=1) for row in ROWS),
+        "\n" + "\n\n".join(LINES),
+    ],
+    ids=["one line", "one line, ended", "indented", "a row a line", "comma first",
+         "indented objects", "lines"],
+)  # fmt: skip
+@pytest.mark.parametrize("block", [7, 1 << 20])
+def test_rows_of_json_come_however_they_are_laid_out(tmp_path, monkeypatch, content, block):
+    monkeypatch.setattr("node.data.streamed.documents.BLOCK", block)
+    path = tmp_path / "a.json"
+    path.write_text(content, encoding="utf-8")
+    read = opened(tmp_path)
+    shard = shard_of(path)
+    assert kind_in(read, shard, TEXTS).form == ("lines" if content[0] == "\n" else "json")
+    cuts = [0, shard.size // 3, shard.size // 2, shard.size]
+    parts = [Part(0, start, stop) for start, stop in pairwise(cuts)]
+    found = [text.decode() for part in parts for text in given(read, shard, part=part)]
+    assert found == documents(40)
+
+
+def test_json_in_utf_16_is_no_text_until_it_is_said(tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text('[{"text": "weit"}]', encoding="utf-16")
+    with pytest.raises(UsageFault, match="NUL bytes"):
+        given(opened(tmp_path), shard_of(path))
 
 
 def test_a_line_that_is_no_document_is_left_out_and_counted(tmp_path):

@@ -4,6 +4,7 @@ A document belongs to the part in which it begins, so that parts that lie side b
 document once. If the text has no documents, a part gives the characters that begin in it.
 """
 
+import codecs
 from collections.abc import Iterator
 
 from node.core.errors import refuse
@@ -12,9 +13,6 @@ from node.data.kinds import FileKind, kind_of
 from node.data.readers import Document, LeftOut, RowFormat, Rows, json_lines, parquet
 from node.data.streamed.files import BLOCK, Files, Ranges, Shard
 from node.data.streamed.pieces import Part
-
-_FIRST = 64
-"""Bytes that tell an array from lines of JSON."""
 
 
 def documents_of(
@@ -52,14 +50,33 @@ def made_anew(kind: FileKind, form: RowFormat) -> bool:
 
 
 def kind_in(files: Files, shard: Shard, form: RowFormat) -> FileKind:
-    """The format of a shard. A name ending in .json stands for lines of JSON, unless the shard
-    begins with an array. Raises as :func:`documents_of`."""
+    """The format of a shard. A name ending in .json stands for lines of JSON where an object ends
+    with the first line and another one begins the next. Raises as :func:`documents_of`."""
     kind = kind_of(shard.name)
-    if kind == FileKind("json"):
-        start = Ranges(files, shard).read(0, _FIRST).decode(form.encoding, "replace")
-        if not start.removeprefix("\ufeff").lstrip().startswith("["):
-            return FileKind("lines")
+    if kind == FileKind("json") and _has_lines(files, shard, form.encoding):
+        return FileKind("lines")
     return kind
+
+
+def _has_lines(files: Files, shard: Shard, encoding: str) -> bool:
+    """Return True if the first line of a shard of JSON ends with an object and the next one begins
+    with another. Within an array, or a larger object, a comma stands between two objects."""
+    stored = Ranges(files, shard)
+    decoder = codecs.getincrementaldecoder(encoding)("replace")
+    start = ""
+    at = 0
+    while at < min(shard.size, LONGEST):
+        raw = stored.read(at, BLOCK)
+        at += len(raw)
+        if encoding == "utf-8":
+            _check_text(raw, shard)
+        start = (start + decoder.decode(raw)).removeprefix("\ufeff").lstrip()
+        if start.startswith("["):
+            return False
+        line, _, rest = start.partition("\n")
+        if rest := rest.lstrip():
+            return line.rstrip().endswith("}") and rest.startswith("{")
+    return False
 
 
 def _characters(files: Files, shard: Shard, start: int, stop: int) -> bytes:
