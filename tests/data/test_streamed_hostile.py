@@ -2,6 +2,7 @@
 
 import asyncio
 import errno
+import fcntl
 import os
 import threading
 from pathlib import Path
@@ -343,6 +344,57 @@ def test_a_full_disk_leaves_nothing_half_written(tmp_path, monkeypatch):
     with pytest.raises(OutOfResources, match="No space left"):
         found.put(tmp_path / "kept" / "a.ids", b"content")
     assert not list((tmp_path / "kept").iterdir())
+
+
+async def test_two_processes_fetch_the_same_shard_into_two_files(answers, tmp_path, monkeypatch):
+    begun = threading.Event()
+    go_on = threading.Event()
+
+    def say(handler):
+        if begun.is_set():
+            start = int(handler.headers.get("range", "bytes=0-")[6:-1])
+            whole = {"content_range": f"bytes {start}-{len(TEXT) - 1}/{len(TEXT)}"}
+            reply(handler, 206 if start else 200, TEXT[start:], **(whole if start else {}))
+            return
+        reply(handler, 200, TEXT[:1000], content_length=str(len(TEXT)))
+        go_on.wait(60)
+        handler.wfile.write(TEXT[1000:])
+
+    shard = Shard(answers(say).url, len(TEXT))
+    kept = tmp_path / "kept"
+    one, other = opened(tmp_path), opened(tmp_path)
+    coming = one._coming
+
+    def told(answer):
+        for piece in coming(answer):
+            yield piece
+            begun.set()  # it has been written
+
+    monkeypatch.setattr(one, "_coming", told)
+    first = asyncio.create_task(asyncio.to_thread(one.whole, shard))
+    await asyncio.to_thread(begun.wait, 60)
+    try:
+        assert (await asyncio.to_thread(other.whole, shard)).read_bytes() == TEXT
+    finally:
+        go_on.set()
+    assert (await asyncio.wait_for(first, 60)).read_bytes() == TEXT
+    assert [path.suffix for path in kept.iterdir()] == [".shard"]
+
+
+def test_an_unfinished_shard_of_another_process_makes_no_room(tmp_path):
+    found = opened(tmp_path, 2500)
+    part, old, new, last = (tmp_path / "kept" / name for name in ("a.part", "b.ids", "c", "d"))
+    for age, path in enumerate((part, old)):
+        path.write_bytes(bytes(1000))
+        os.utime(path, (1 + age, 1 + age))
+    with open(part, "rb+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        found.put(new, bytes(1000))
+        assert part.exists()
+        assert not old.exists()
+    found.put(last, bytes(1000))
+    assert not part.exists()
+    assert new.exists()
 
 
 def test_a_file_gets_its_name_when_the_disk_has_it(answers, tmp_path, monkeypatch):

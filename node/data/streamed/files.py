@@ -5,6 +5,7 @@ Every failure is raised; the caller decides whether to ask again.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import os
 import re
@@ -327,8 +328,7 @@ class Files:
         return True
 
     def _fetch(self, shard: Shard, path: Path) -> None:
-        part = path.with_suffix(".part")
-        with self._held({part: shard.size}):
+        with self._unfinished(path) as part, self._held({part: shard.size}):
             self._fetch_into(part, shard)
             try:
                 self._compare(shard, part)
@@ -336,6 +336,28 @@ class Files:
                 part.unlink()
                 raise
             self._name(part, path)
+
+    @contextlib.contextmanager
+    def _unfinished(self, path: Path) -> Iterator[Path]:
+        """Path at which the future file ``path`` is written, with the bytes that came before a
+        failure. It is locked: a daemon and a command beside it write two files. Raises
+        OutOfResources."""
+        part = path.with_suffix(".part")
+        lock = None
+        try:
+            lock = _locked(part)
+            if lock is None:
+                part = path.with_suffix(f".{os.getpid()}.{threading.get_ident()}.part")
+                lock = _locked(part)
+        except OSError as e:
+            raise OutOfResources(
+                f"cannot keep data in {self.folder}: {e.strerror}", "free some space"
+            ) from e
+        try:
+            yield part
+        finally:
+            if lock is not None:
+                os.close(lock)
 
     def _fetch_into(self, part: Path, shard: Shard) -> None:
         have = 0
@@ -431,6 +453,8 @@ class Files:
             for path in sorted(rest, key=lambda p: there[p].st_mtime_ns):
                 if total <= self.cap:
                     break
+                if path.suffix == ".part" and _is_locked(path):
+                    continue
                 path.unlink(missing_ok=True)
                 total -= there[path].st_size
             if total > self.cap:
@@ -501,6 +525,41 @@ def _unpacked(parsers: Pool, stored: Path, head: Mapping[str, Any]) -> Iterator[
         size = {"size": os.fstat(file.fileno()).st_size}
         found = parsers.call({**head, **size}, read=read)
         yield from explained(found, f"cannot unpack {head['name']}", "check that shard")
+
+
+def _locked(path: Path) -> int | None:
+    """A descriptor of the file at a path, made if it is absent, that locks it until it is closed;
+    None if another process has locked it. Raises OSError."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(fd)
+            return None
+        except OSError:  # where nothing can be locked, nobody else has done it
+            return fd
+        # Meanwhile it may have been finished and named, or deleted.
+        if (there := _stat(path)) is not None and os.path.samestat(there, os.fstat(fd)):
+            return fd
+        os.close(fd)
+
+
+def _is_locked(path: Path) -> bool:
+    """Return True if another process writes this file."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return False
 
 
 def _stat(path: Path) -> os.stat_result | None:
