@@ -65,6 +65,14 @@ class RunningAverage:
         return self.mean + deviations * math.sqrt(self.variance)
 
 
+def _lately(averages: dict[PeerId, RunningAverage], peer: PeerId, now: float) -> RunningAverage:
+    """The average of a connection; a new one if its last measurement is out of date."""
+    average = averages.get(peer)
+    if average is None or now - average.at >= STALE_S:
+        average = averages[peer] = RunningAverage()
+    return average
+
+
 class Timing:
     """All measurements of one peer. ``work``: device seconds of a micro-batch by direction;
     ``loss``: of a loss with its backward (at the ends)."""
@@ -88,12 +96,12 @@ class Timing:
             if peer in self._trips:
                 trip = min(seconds, self._trips[peer].mean)
             seconds = trip + whole * (seconds - trip)
-            self._tensors.setdefault(peer, RunningAverage()).add(seconds, now)
+            _lately(self._tensors, peer, now).add(seconds, now)
         self._failed.pop(peer, None)
 
     def probed(self, peer: PeerId, seconds: float, now: float) -> None:
         """A small message to ``peer`` and back took ``seconds``."""
-        trip = self._trips.setdefault(peer, RunningAverage())
+        trip = _lately(self._trips, peer, now)
         if 0 < trip.count < FIRST_PROBES:
             trip.mean = seconds = min(seconds, trip.mean)
         trip.add(seconds, now)

@@ -43,6 +43,17 @@ def test_ways_are_those_measured_lately_and_probes_go_round() -> None:
     assert t.ways(110.0) == {B: (0.0, 0.1)}
 
 
+def test_a_link_that_was_silent_for_long_is_measured_anew() -> None:
+    t = Timing()
+    for _ in range(SURE):
+        t.probed(A, 0.1, 0.0)
+        t.sent(A, 10.0, 0.0)
+    late = STALE_S + 1.0
+    t.probed(A, 0.2, late)
+    t.sent(A, 1.0, late)
+    assert t.ways(late) == {A: (1.0, 0.2)}
+
+
 def test_the_shortest_of_the_first_probes_counts() -> None:
     t = Timing()
     for seconds in (1.0, 0.1, 0.3):
