@@ -97,6 +97,7 @@ FORWARD = Direction.FORWARD
 BACKWARD = Direction.BACKWARD
 BEGUN = 64
 """Plans that are remembered: work under another one is ahead of its plan, whatever its epoch."""
+ORIGIN_DEAD = "its origin is dead"
 
 
 class Step(IntEnum):
@@ -422,6 +423,8 @@ class PipelineMachine:
         key = event.claim.key
         visit = self.visits.get(key)
         if visit is None:
+            if event.claim.journey[0].peer in self.suspects.gone:
+                return [Answer(Say.REFUSED, ORIGIN_DEAD)]
             return []
         if not visit.same_way(event.claim):
             if event.way is FORWARD:
@@ -664,10 +667,24 @@ class PipelineMachine:
 
     def _gone(self, peer: PeerId, now: float) -> list[Action]:
         self.suspects.gone.add(peer)
+        actions = self._abandon(peer)
         waits = [
             (k, w) for k, v in self.visits.items() for w in Direction if v.leg(w).target == peer
         ]
-        return [a for k, w in waits for a in self.handle(Turned(k, w, peer, Trouble.FAILED), now)]
+        for k, w in waits:
+            actions += self.handle(Turned(k, w, peer, Trouble.FAILED), now)
+        return actions
+
+    def _abandon(self, origin: PeerId) -> list[Action]:
+        """Free the visits of a dead origin: no micro-batch that comes home from now on counts, also
+        if the origin lives after all. A visit whose gradient is computed stays: the origin may have
+        named its share before."""
+        actions: list[Action] = []
+        for key, visit in list(self.visits.items()):
+            if visit.journey[0].peer == origin and visit.backward.step < Step.COMPUTED:
+                del self.visits[key]
+                actions += [*self._fail_open(key, visit, ORIGIN_DEAD), Free(key)]
+        return actions
 
     # Standing in for a dead replica
     # ------------------------------------------------------------

@@ -409,6 +409,62 @@ def test_nobody_of_a_found_dead_peer_is_asked() -> None:
     assert back.tell(ev.PeerDied(S1B)) == [send(back, BACKWARD, 1, s1=S1A)]
 
 
+OTHER_ORIGIN = PeerId("s0b")
+
+
+def dying(peer: PeerId = S2A) -> Scene:
+    """A machine under a plan whose last micro-batch has an origin of its own."""
+    plan = make_plan(3, 2)
+    paths = (*plan.paths[:2], replace(plan.paths[2], origin=OTHER_ORIGIN))
+    members = (*plan.members, PlanMember(OTHER_ORIGIN, 0))
+    return Scene(peer, replace(plan, paths=paths, members=members))
+
+
+DEAD = "its origin is dead"
+
+
+def test_work_for_a_dead_origin_is_freed_and_no_more_of_it_is_taken() -> None:
+    scene = dying()
+    scene.come(FORWARD, S1B)
+    scene.computed()
+    kept = scene.claim(index=2)
+    scene.come(FORWARD, S1B, kept)
+    assert scene.tell(ev.PeerDied(ORIGIN)) == [ev.Failed(HERE, FORWARD, DEAD), ev.Free(HERE)]
+    assert list(scene.machine.visits) == [kept.key], "its own origin lives"
+    for way, sender in ((FORWARD, S1B), (BACKWARD, S3B)):
+        for event in (ev.Arrived, ev.TensorReceived):
+            assert scene.answer(event(way, scene.claim(), sender)) == (Say.REFUSED, DEAD)
+    assert scene.answer(ev.Arrived(BACKWARD, kept, S3B))[0] is Say.TAKE
+    scene.plan = replace(scene.plan, term=scene.plan.term + 1)
+    scene.tell(ev.AdoptPlan(scene.plan))
+    assert scene.answer(ev.Arrived(FORWARD, scene.claim(), S1B))[0] is Say.TAKE, "it came back"
+
+
+def test_the_last_hop_gives_a_result_for_a_dead_origin_up_at_once() -> None:
+    scene = dying(S3B)
+    claim = scene.claim(3)
+    scene.come(FORWARD, S2A, claim)
+    assert peers(scene.computed(key=claim.key)) == [ORIGIN]
+    done = scene.tell(ev.PeerDied(ORIGIN))
+    assert done == [ev.Failed(claim.key, FORWARD, DEAD), ev.Free(claim.key)]
+
+
+def test_a_replacement_fetches_nothing_for_a_dead_origin() -> None:
+    scene = dying(S2B)
+    instead = scene.claim(s2=S2B)
+    assert isinstance(scene.come(BACKWARD, S3B, instead)[1], ev.Fetch)
+    assert scene.tell(ev.PeerDied(ORIGIN)) == [ev.Failed(HERE, BACKWARD, DEAD), ev.Free(HERE)]
+    assert scene.tell(ev.Fetched(HERE, S1B)) == []
+
+
+def test_a_share_that_a_dead_origin_may_have_named_waits_for_its_name() -> None:
+    scene = returned()
+    assert scene.tell(ev.PeerDied(ORIGIN)) == []
+    scene.tell(ev.Passed(HERE, BACKWARD, S1B))
+    assert scene.answer(ev.Arrived(BACKWARD, scene.claim(), S3B))[0] is Say.AGAIN
+    assert scene.tell(named(scene)) == [ev.Answer(Say.TAKE), ev.Commit(HERE)]
+
+
 def test_a_hop_that_is_left_out_is_recorded() -> None:
     scene = forwarded(fewest=2)
     scene.turned(S3B, Trouble.REFUSED)
