@@ -97,6 +97,10 @@ FORWARD = Direction.FORWARD
 BACKWARD = Direction.BACKWARD
 BEGUN = 64
 """Plans that are remembered: work under another one is ahead of its plan, whatever its epoch."""
+ENDS_JOBS = 3
+"""Device jobs of a micro-batch at its ends peer: forward, loss and backward."""
+BLOCK_JOBS = 2
+"""Device jobs of a micro-batch at a block stage: forward and backward."""
 ORIGIN_DEAD = "its origin is dead"
 
 

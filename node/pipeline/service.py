@@ -32,7 +32,7 @@ from node.pipeline.hops.assembly import called_side, connect
 from node.pipeline.hops.ports import PipelineHost, Telemetry
 from node.pipeline.hops.stash import Stash
 from node.pipeline.jobs import DeviceJobs
-from node.pipeline.machine import PipelineMachine
+from node.pipeline.machine import BLOCK_JOBS, ENDS_JOBS, PipelineMachine
 from node.pipeline.origin import Origin
 from node.pipeline.rounding import SentRounding
 from node.pipeline.route import fewest_hops
@@ -257,6 +257,13 @@ class Pipeline:
     def micro_batches(self) -> int:
         """Micro-batches of this epoch with a share that counts here."""
         return self.shares.micro_batches
+
+    @property
+    def computed(self) -> float:
+        """Number of micro-batches that the work done here under the plan in force would be enough
+        for, counted or not."""
+        jobs = BLOCK_JOBS if self._window is None else ENDS_JOBS
+        return self.machine.computed / jobs
 
     def worked(self) -> list[ev.Neighbours]:
         """Neighbours of each micro-batch that counts here by the plan in force, in the order of

@@ -88,12 +88,16 @@ class PipelineMeter:
         """Tokens per second of device time."""
         return self._tokens.per_second
 
-    def epoch_done(self, micro_batches: int, tokens: int, compute_s: float) -> None:
-        """Count this peer's work in one epoch."""
+    def epoch_done(
+        self, micro_batches: int, tokens: int, computed: float, compute_s: float
+    ) -> None:
+        """Count this peer's work in one epoch: ``micro_batches`` with ``tokens`` count. Its device
+        computed for ``compute_s`` seconds, enough for ``computed`` micro-batches. A speed is the
+        device's, also where other peers failed and work of this one does not count."""
         self.micro_batches += micro_batches
-        if micro_batches > 0 and compute_s > 0:
-            self._rate.observe(micro_batches, compute_s)
-            self._tokens.observe(tokens, compute_s)
+        if micro_batches > 0 and computed > 0 and compute_s > 0:
+            self._rate.observe(computed, compute_s)
+            self._tokens.observe(tokens * computed / micro_batches, compute_s)
 
     def worked(self) -> None:
         """Note the time: useful work was done just now."""

@@ -215,7 +215,8 @@ class InnerRound:
         self._gradients, self._tokens = await e.pipeline.take_gradients(plan.epoch)
         if paths and self._tokens:
             took = meter.compute_s - self._before_s
-            meter.epoch_done(e.pipeline.micro_batches, self._tokens, took)
+            pipeline = e.pipeline
+            meter.epoch_done(pipeline.micro_batches, self._tokens, pipeline.computed, took)
         e.journal.emit(
             "training",
             "contributed",

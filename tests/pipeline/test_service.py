@@ -256,6 +256,17 @@ async def test_frames_that_are_ahead_of_the_plan_wait_for_it(
     await swarm.check(plan)
 
 
+async def test_work_is_computed_where_its_micro_batch_does_not_count_too(make_swarm):
+    swarm, plan = await begun(make_swarm().fill(replicas=1), 2)
+    await swarm.run(plan, counted=True)
+    assert {pipeline.computed for pipeline in swarm.pipelines.values()} == {2.0}
+    lost = swarm.adopt(swarm.plan(2, epoch=4))
+    await swarm.kill("s3a")
+    await swarm.run(lost, counted=False)
+    first = swarm.pipelines["s1a"]
+    assert (first.micro_batches, first.computed) == (0, 1.0), "two forwards"
+
+
 def unnamed_bytes(pipeline):
     """Bytes of the shares that wait for their names, or are about to."""
     shares = [work.share for work in pipeline.stash._entries.values() if work.share]

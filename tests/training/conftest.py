@@ -88,6 +88,7 @@ class Gradients:
         self.settings = PipelineSettings()
         self.shape = FrameShape(1, 1, 1, "fp32", 1)
         self.micro_batches = 1
+        self.computed = 1.0
         self.clock = SystemClock()
 
     def reset(self, epoch: int) -> None: ...

@@ -1,10 +1,13 @@
 """A peer's report of its own speed."""
 
+from typing import Any
+
 import pytest
 
 from node.stage.engines import PipelineMeter
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
+from tests.training.conftest import TOKENS, shared
 
 
 def test_small_parts_do_not_make_an_optimizer_slow() -> None:
@@ -15,3 +18,15 @@ def test_small_parts_do_not_make_an_optimizer_slow() -> None:
         for _ in range(50):
             meter.steps.stepped(epoch, 1e4, 1e-4)  # a vector: 10^4 s for 10^12 operations
         meter.steps.stepped(epoch, 2e12, 20.0)
+
+
+async def test_work_that_does_not_count_makes_no_device_slow(rig: Any) -> None:
+    a, b = await rig.add("a", "b")
+    plan = await rig.begun((a, b), shared(a, b))
+    a.pipeline.computed = 4.0
+    meter = a.work.engines.meter
+    meter.spent("compute", 8.0)
+    await rig.averaged(plan, a, b)
+    assert meter.micro_batches == 1
+    assert meter.speed == pytest.approx(0.5)
+    assert meter.tokens_per_s == pytest.approx(4 * TOKENS / 8.0)
