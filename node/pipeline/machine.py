@@ -356,10 +356,12 @@ class PipelineMachine:
         if over:
             # The swarm goes back to a checkpoint, and the plan is behind its first micro-batches.
             return Answer(Say.AWAIT_PLAN, f"epoch {epoch} is over here, or has not begun anew")
+        if plan_hash == self.plan.hash:
+            return None
+        if plan_hash in self._begun:
+            return Answer(Say.REFUSED, "a newer plan is in force here")
         # a new term's plan reaches us a little later than our neighbours
-        if plan_hash != self.plan.hash:
-            return Answer(Say.AWAIT_PLAN, "another plan is in force here")
-        return None
+        return Answer(Say.AWAIT_PLAN, "another plan is in force here")
 
     def _allowed(self, path: Path, stage: int) -> tuple[PeerId, ...]:
         if stage == ENDS:

@@ -75,7 +75,7 @@ OVER_REPLICA_B = route(HOPS[0], HOPS[1], (2, "s3b"), *HOPS[3:])
 MISFITS = [
     ("s0a", "s1a", {"epoch": 2}, pb.REFUSED, "is over here"),
     ("s0a", "s1a", {"epoch": 4}, pb.BUSY, ""),
-    ("s0a", "s1a", {"plan_hash": "0" * 64}, pb.REFUSED, "another plan"),
+    ("s0a", "s1a", {"plan_hash": "0" * 64}, pb.BUSY, "another plan"),
     ("s0a", "s1a", {"index": 9}, pb.REFUSED, "no such micro-batch"),
     ("s0a", "s1a", {"position": 2}, pb.REFUSED, "not for me"),
     (

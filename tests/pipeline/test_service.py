@@ -256,6 +256,29 @@ async def test_frames_that_are_ahead_of_the_plan_wait_for_it(
     await swarm.check(plan)
 
 
+async def test_a_plan_of_the_same_epoch_may_come_long_after_its_first_frames(make_swarm):
+    swarm = await make_swarm().fill(replicas=1, plan_wait_s=0.01)
+    plan = swarm.plan(4)
+    late = swarm.pipelines["s1a"]
+    late.set_plan(replace(plan, term=plan.term + 1))
+    for name in ("s0a", "s2a", "s3a"):
+        swarm.pipelines[name].set_plan(plan)
+    running = asyncio.ensure_future(swarm.run(plan, counted=True))
+    await until(lambda: "hop-turned" in swarm.ears["s0a"].events, 5)
+    late.set_plan(plan)
+    await running
+    await swarm.check(plan)
+
+
+async def test_frames_of_a_plan_that_never_comes_are_given_up_at_their_deadline(make_swarm):
+    swarm = await make_swarm().fill(replicas=1, plan_wait_s=0.01)
+    plan = swarm.plan(1, deadline_s=0.3)
+    for name, pipeline in swarm.pipelines.items():
+        pipeline.set_plan(replace(plan, term=9) if name == "s2a" else plan)
+    await swarm.run(plan, counted=False)
+    await until(lambda: not swarm.pipelines["s1a"].machine.visits, 5)
+
+
 async def test_work_is_computed_where_its_micro_batch_does_not_count_too(make_swarm):
     swarm, plan = await begun(make_swarm().fill(replicas=1), 2)
     await swarm.run(plan, counted=True)

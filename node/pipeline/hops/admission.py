@@ -41,7 +41,7 @@ class FrameAdmission:
     async def ask(self, way: Direction, caller: PeerId, incoming: Incoming) -> tuple[Answer, int]:
         """Return (the machine's answer to a head, bytes to reserve in the stash). A frame whose
         plan has not arrived waits for the plan, and a patient frame waits for room; both waits are
-        bounded."""
+        bounded, and end with BUSY."""
         planned = self._planned
         claim = incoming.claim
         answer = Answer(Say.AWAIT_PLAN)
@@ -59,6 +59,5 @@ class FrameAdmission:
                         return answer, cost
                     await changed.wait()
         except TimeoutError:
-            plan = self._driver.machine.plan
-            ahead = answer.say is Say.BUSY or plan is None or claim.epoch > plan.epoch
-            return Answer(Say.BUSY if ahead else Say.REFUSED, answer.reason), 0
+            # An unknown plan may still be on its way. Its sender asks again until its own deadline.
+            return Answer(Say.BUSY, answer.reason), 0
