@@ -356,8 +356,9 @@ async def test_peers_outside_the_plan_share_few_places(peers, monkeypatch):
     peers.pipelines[A].gate.clear()
     first = asyncio.ensure_future(peers.said(request, A, who=STRANGER))
     await peers.pipelines[A].waiting.wait()
-    with pytest.raises(NetworkFault, match="busy with the questions of others"):
-        await peers.said(request, A, who=other)
+    async with asyncio.timeout(60):
+        with pytest.raises(NetworkFault, match="busy with the questions of others"):
+            await peers.said(request, A, who=other)
     of_a_member = asyncio.ensure_future(peers.said(request, A))
     while peers.services[A]._serving.total() < 2:  # noqa: ASYNC110 - a call that waits is no event
         await asyncio.sleep(0)
