@@ -94,8 +94,7 @@ def of_paths(
     if why := broken_promise(plan.paths, live, scheduler, pipeline.stages):
         return why
     ends = [(m.peer, m.speed) for m in plan.members if m.current and m.stage == ENDS]
-    skips = scheduler.hops(pipeline.stages) < len(live)
-    return unfair_share(Counter(path.origin for path in plan.paths), ends, skips)
+    return unfair_share(Counter(path.origin for path in plan.paths), ends)
 
 
 def _of_wires(plan: Plan, pipeline: PipelineSettings) -> str:

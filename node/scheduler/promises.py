@@ -55,21 +55,18 @@ def broken_promise(
     return ""
 
 
-def unfair_share(
-    counts: Mapping[PeerId, int], ends: Sequence[tuple[PeerId, float]], all_start: bool
-) -> str:
+def unfair_share(counts: Mapping[PeerId, int], ends: Sequence[tuple[PeerId, float]]) -> str:
     """The reason why no fair split of micro-batches by these speeds of the ends peers (0: unknown)
     gives these shares; empty if the shares are fair. ``counts``: micro-batches of the peers that
-    start some. ``all_start``: every ends peer can start some; otherwise some may have no proven
-    path, and peers without micro-batches are left alone.
+    start some. Peers without micro-batches are left alone: they may have no proven path.
 
     :func:`node.scheduler.quotas.quotas` gives each micro-batch to the peer that would finish it
     first. So no peer finishes its last one later than another would finish one more. All peers of
     unknown speed count as equally fast, at some speed between the known ones.
     """
-    able = [(p, v) for p, v in ends if all_start or counts.get(p)]
-    known = [(counts.get(p, 0), v) for p, v in able if 0 < v < math.inf]
-    unknown = [counts.get(p, 0) for p, v in able if not 0 < v < math.inf]
+    able = [(p, v) for p, v in ends if counts.get(p)]
+    known = [(counts[p], v) for p, v in able if 0 < v < math.inf]
+    unknown = [counts[p] for p, v in able if not 0 < v < math.inf]
     late = max((c / v for c, v in known), default=0.0)
     """Time at which the last of them is done, and below the first time at which one more would
     be."""

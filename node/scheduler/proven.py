@@ -3,7 +3,7 @@ paths, the proven pairs, the replicas that may stand in for a hop. Leaves: paths
 pairs only. Never: a guess that an unproven pair would work."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from node.core.errors import TuttiError
 from node.core.ids import ENDS, PeerId, short, stage_name
@@ -15,10 +15,12 @@ Pair = tuple[Hop, Hop]
 
 
 class NoWay(TuttiError):
-    """No complete path over proven pairs. ``pairs``: pairs that would help if proven."""
+    """No complete path over proven pairs. ``pairs``: pairs that would help if proven; ``origins``:
+    ends peers whose paths cannot be completed."""
 
-    def __init__(self, pairs: Sequence[Pair]) -> None:
+    def __init__(self, pairs: Sequence[Pair], origins: Collection[PeerId] = ()) -> None:
         self.pairs = tuple(pairs)
+        self.origins = frozenset(origins)
         more = len(self.pairs) - 1
         others = ""
         if more > 0:
@@ -91,10 +93,11 @@ def reroute(
 
     ``siblings(hop)``: the replicas that may stand in for a hop, with their speeds (0: unknown).
     Among several ways, the one with the least work at its busiest replica is taken. Raises NoWay if
-    a path cannot be completed.
+    paths cannot be completed.
     """
     work = Counter(hop.peer for path in paths for hop in path.hops)
     done = []
+    cut = []
     for path in paths:
         if _holds(path, proven):
             done.append(path)
@@ -102,11 +105,15 @@ def reroute(
         work.subtract(hop.peer for hop in path.hops)
         hops = _best(path, siblings, proven, work)
         if hops is None:
-            stages = [hop.stage for hop in path.hops]
-            replicas = {hop.stage: [p for p, _ in siblings(hop)] for hop in path.hops}
-            raise NoWay(missing([path.origin], stages, replicas, proven))
+            cut.append(path)
+            continue
         work.update(hop.peer for hop in hops)
         done.append(Path(path.index, path.origin, path.samples, hops))
+    if cut:
+        hops = cut[0].hops
+        replicas = {hop.stage: [p for p, _ in siblings(hop)] for hop in hops}
+        pairs = missing([cut[0].origin], [hop.stage for hop in hops], replicas, proven)
+        raise NoWay(pairs, {path.origin for path in cut})
     return tuple(done)
 
 

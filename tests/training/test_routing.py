@@ -12,6 +12,9 @@ from node.epoch import events as ev
 from node.epoch.leader.leader import Leader
 from node.epoch.pace import ALL_OWN
 from node.scheduler.costs import LinkCost, Measured
+from node.epoch.plan_validation import of_paths
+from node.epoch.waiting import Lack
+from node.pipeline.settings import PipelineSettings
 from node.scheduler.router import Router
 from node.scheduler.settings import SchedulerSettings
 from tests.training.run_facts import assign, facts
@@ -27,6 +30,8 @@ from tests.training.test_leader import (
     heard,
     heir,
     next_plan,
+    lacks,
+    led,
     reported,
     tell,
     with_ways,
@@ -203,6 +208,37 @@ def test_only_peers_that_every_replica_reaches_own_parts_of_a_large_stage(full: 
     everybody = {E, S2, *crowd}
     reached = {p: everybody - (others if p in others else {p}) for p in everybody}
     notes = [with_ways(heard(p), *reached[p]) for p in sorted(everybody)]
+SKIPPING = SchedulerSettings(skip=1 / 3)
+"""Paths leave out one of three stages, whose only replicas are S1, S2 and S3."""
+S3 = PeerId("stage3a")
+
+
+def skipping(*apart: tuple[PeerId, PeerId]) -> Leader:
+    """A leader of two ends peers and three block stages, who reach each other but for these
+    pairs."""
+    everybody = {E, PeerId("ends2"), S1, S2, S3}
+    cut = {frozenset(pair) for pair in apart}
+    notes = [
+        with_ways(heard(p), *(q for q in everybody - {p} if frozenset((p, q)) not in cut))
+        for p in sorted(everybody)
+    ]
+    about = {"stages": 3, "router": lambda: Router(SKIPPING, 3), "target_batch": 24}
+    return led(facts(prove=True, late_s=1e9, **about), notes)
+
+
+def test_an_ends_peer_without_a_way_to_a_lone_stage_does_not_keep_others_from_work() -> None:
+    second = PeerId("ends2")
+    plan = next_plan(skipping((second, S2)).handle(ev.ClockTick(), 2.0))
+    assert {m.peer for m in plan.members if m.current} == {E, second, S1, S2, S3}
+    assert {path.origin for path in plan.paths} == {E}
+    pipeline = PipelineSettings(3, 4, may_skip=1 / 3)
+    assert of_paths(plan, pipeline, SKIPPING, 6) == "", "members follow it"
+
+
+def test_where_no_ends_peer_has_a_way_the_leader_waits_for_one() -> None:
+    assert lacks(skipping((S1, S2), (S2, S3)), 2.0) is Lack.WAYS
+
+
     leader = Leader(E, facts(prove=True, assign=place))
     # It looks at its peers first when it has heard all of them.
     tell(leader, [ev.Resigning(True), *notes, ev.Resigning(False)], 0.0)

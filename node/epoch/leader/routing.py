@@ -65,23 +65,43 @@ class Routing:
     ) -> tuple[Path, ...]:
         """Paths for the micro-batches of an epoch.
 
-        Only pairs of peers that are proven to reach each other are neighbours on a path. Raises
-        NoWay if there are no such paths.
+        Only pairs of peers that are proven to reach each other are neighbours on a path. An ends
+        peer whose paths cannot be completed starts nothing. Raises NoWay if that holds for all.
         """
         self.laid = None
-
-        blocks = {s: row for s, row in by_stage.items() if s != ENDS}
         ends = self._with_a_path(by_stage, roster)
         everybody = [p for row in by_stage.values() for p, _ in row]
         self.costs = self._believed(roster, {p for p, _ in by_stage[ENDS]}, everybody)
-        self.laid = self.router.lay(ends, blocks, samples, self.costs)
+        self.laid, paths = self._laid(ends, by_stage, samples, roster)
         proven = roster.participants.proven
-        paths = reroute(self.laid.paths, lambda hop: by_stage[hop.stage], proven)
         paths = with_trials(paths, by_stage, roster.speeds.known_cost(), proven)
         if self._apart:
             paths = crossed(paths, self._apart, proven)
         if paths != self.laid.paths:
             self.laid = replace(self.laid, paths=paths, run_s=0.0)
+    def _laid(
+        self,
+        ends: Sequence[tuple[PeerId, float]],
+        by_stage: Stages,
+        samples: Sequence[tuple[int, ...]],
+        roster: Roster,
+    ) -> tuple[Laid, tuple[Path, ...]]:
+        """The router's paths, and the same paths over proven pairs. Raises NoWay if the paths of no
+        ends peer can be completed."""
+        blocks = {s: row for s, row in by_stage.items() if s != ENDS}
+        while True:
+            laid = self.router.lay(ends, blocks, samples, self.costs)
+            try:
+                paths = reroute(
+                    laid.paths, lambda hop: by_stage[hop.stage], roster.participants.proven
+                )
+            except NoWay as e:
+                ends = [(p, speed) for p, speed in ends if p not in e.origins]
+                if not ends:
+                    raise
+            else:
+                return laid, paths
+
         return paths
 
     def keep_apart(self, pairs: frozenset[frozenset[PeerId]]) -> None:
@@ -107,8 +127,8 @@ class Routing:
         return replace(costs, ways={**costs.ways, **far})
 
     def _with_a_path(self, by_stage: Stages, roster: Roster) -> Sequence[tuple[PeerId, float]]:
-        """Ends peers from which a path through every stage leads back. If paths may leave out
-        stages, all ends peers: the stages that a path visits are not known yet."""
+        """Ends peers from which a path through every stage leads back. If paths leave out stages,
+        all ends peers: the stages that a path visits are not known yet."""
         stages = [s for s in sorted(by_stage) if s != ENDS]
         if self.router.settings.hops(self.router.stages) < len(stages):
             return by_stage[ENDS]
