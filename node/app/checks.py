@@ -193,7 +193,7 @@ def versions(ours: NodeConfig) -> list[DoctorCheck]:
         running = client.status().version
         if running != VERSION:
             cause = f"the daemon that runs here is tutti {running}, this is {VERSION}"
-            found.append(fault("versions", cause, "tutti drain , then  tutti start", warning=True))
+            found.append(fault("versions", cause, "tutti restart", warning=True))
         answer = client.peers()
         apart = incompatible_peers(answer)
         live = [p for p in answer.peers if p.path != "self" and p.state not in GONE]

@@ -190,6 +190,7 @@ def test_a_daemon_of_another_version_is_a_warning(found, daemon):
     daemon.said.version = "0.0.1"
     said = found(0, "versions")
     assert "the daemon that runs here is tutti 0.0.1" in said[-1]["cause"]
+    assert said[-1]["fix"].endswith("restart")
     assert said[-1]["code"] == ExitCode.VERSIONS_UNFIT
 
 

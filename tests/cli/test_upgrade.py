@@ -72,7 +72,7 @@ def test_a_newer_version_is_found_by_one_request(tutti, index):
     shown = tutti("upgrade", "--check", "--index", index.url).good()
     assert f"here     tutti {VERSION}" in shown
     assert f"index    {NEXT}" in shown
-    assert "tutti drain ; tutti start" in shown
+    assert "tutti restart" in shown
     assert index.asked == [("/simple/tutti/", "application/vnd.pypi.simple.v1+json")]
     document = json.loads(tutti("upgrade", "--check", "--index", index.url, "--json").good())
     assert (document["newest"], document["newer"]) == (NEXT, True)
@@ -203,7 +203,7 @@ def test_an_installation_from_a_file_is_updated_from_a_file(
     monkeypatch.setattr(upgrade, "_installed", {"direct_url.json": origin.encode()}.__getitem__)
     first, restart = upgrade.update_commands(proven)
     assert first.endswith(command)
-    assert restart == "tutti drain ; tutti start"
+    assert restart == "tutti restart"
 
 
 def test_an_optional_part_is_installed_beside_this_tutti(monkeypatch):

@@ -205,7 +205,7 @@ def update_commands(proven: bool = False) -> list[str]:
         if not proven:
             package = _source() or PACKAGE
         first = _replacing(package)
-    return [first, "tutti drain ; tutti start"]
+    return [first, "tutti restart"]
 
 
 def _replacing(package: str) -> str:
