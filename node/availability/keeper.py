@@ -48,6 +48,8 @@ def rules_of(settings: AvailabilitySettings) -> OwnerRules:
 
 def minute_of_day(wall: float) -> float:
     """Minutes since local midnight at ``wall`` Unix seconds."""
+    # A laptop travels: its time zone may be another one than at the start of the daemon.
+    time.tzset()
     there = time.localtime(wall)
     return 60.0 * there.tm_hour + there.tm_min + there.tm_sec / 60.0
 
