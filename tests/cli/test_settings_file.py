@@ -210,6 +210,25 @@ def test_the_file_keeps_its_mode_and_its_ends_of_lines(tutti, file):
     assert (file.stat().st_mode & 0o777) == 0o640
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "secret"),
+    [
+        ("admission", "aabb", True),
+        ("join", "tutti2" + "a" * 60, True),
+        ("checkpoint.to", "s3://key:password@bucket/run", True),
+        ("checkpoint.to", "s3://bucket/run", False),
+        ("join", "/ip4/127.0.0.1/tcp/1/p2p/x", False),
+        ("threads", "2", False),
+    ],
+)
+def test_a_file_that_gets_a_secret_is_for_its_user_alone(tutti, file, name, text, secret):
+    file.chmod(0o644)
+    said = tutti("config", "set", name, text).good()
+    assert (file.stat().st_mode & 0o777) == (0o600 if secret else 0o644)
+    assert ("only you can from now on" in said) is secret
+    assert "only you can" not in tutti("config", "set", name, text).good()
+
+
 @pytest.mark.parametrize("words", [("set", "limits.in_flight", "3"), ("unset", "limits.in_flight")])
 def test_a_value_with_the_name_of_a_section_is_refused(tutti, file, words):
     file.write_text("limits = 3\n")

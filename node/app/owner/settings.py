@@ -18,6 +18,7 @@ import tomlkit
 from tomlkit.exceptions import TOMLKitError
 from tomlkit.items import Table
 
+from node.checkpoint.archive.address import masked
 from node.config import (
     ENVIRONMENT,
     KNOWN,
@@ -28,6 +29,7 @@ from node.config import (
 )
 from node.core.errors import UsageFault, writing
 from node.core.tables import unknown
+from node.identity.invites import is_invite
 
 BUILT_IN = "built in"
 """Source of a value that nobody has set."""
@@ -137,12 +139,14 @@ def explained(ours: NodeConfig, name: str) -> Explained:
 @dataclass(frozen=True)
 class SettingChange:
     """A change of the settings file. ``value``: the new one, None for none; ``before``: the value
-    that the file had, None for none."""
+    that the file had, None for none; ``closed``: others could read the file, and cannot any more,
+    because the new value is a secret."""
 
     name: str
     value: Any
     before: Any
     file: Path
+    closed: bool = False
 
     def document(self) -> dict[str, Any]:
         """JSON-ready values."""
@@ -155,7 +159,12 @@ class SettingChange:
             before = f"was {text_of(self.before)}"
         if self.value is None:
             return [f"{self.name} is no longer set in {self.file}   ({before})"]
-        return [f"{self.name} = {text_of(self.value)} in {self.file}   ({before})"]
+        lines = [f"{self.name} = {text_of(self.value)} in {self.file}   ({before})"]
+        if self.closed:
+            lines.append(
+                f"this is a secret, and others could read {self.file}: only you can from now on"
+            )
+        return lines
 
     def overruled(self, ours: NodeConfig) -> str:
         """A sentence on the source that comes before the file, "" for none. ``ours``: settings that
@@ -167,20 +176,43 @@ class SettingChange:
 
 
 def set_value(file: Path, name: str, text: str) -> SettingChange:
-    """Keep a value in the user's file; comments and other settings in it stay. Raises UsageFault
-    for a name or a value that is none, and for a file that is no TOML; LocalFault if it cannot be
-    written."""
+    """Keep a value in the user's file; comments and other settings in it stay. A file that gets a
+    secret is for its owner alone from then on. Raises UsageFault for a name or a value that is
+    none, and for a file that is no TOML; LocalFault if it cannot be written."""
     name = named(name)
     value = KNOWN[name].read(text)
     KNOWN[name].check(value)  # the file keeps the user's own words, not their bytes a second
     section, _, key = name.rpartition(".")
-    with _edited(file) as document:
+    secret = _is_secret(name, value)
+    closed = secret and _is_open(file)
+    with _edited(file, private=secret) as document:
         table = document
         if section:
             table = _table(document.setdefault(section, tomlkit.table()), section, file)
         before = table.get(key)
         table[key] = value
-    return SettingChange(name, value, _plain(before), file)
+    return SettingChange(name, value, _plain(before), file, closed)
+
+
+def _is_secret(name: str, value: Any) -> bool:
+    """Return True for an admission token, an invite, which may hold one, and an address with a user
+    or a password in it."""
+    if name == "admission":
+        return bool(value)
+    texts = value if isinstance(value, list | tuple) else [value]
+    return any(
+        is_invite(text) or ("://" in text and masked(text) != text)
+        for text in texts
+        if isinstance(text, str)
+    )
+
+
+def _is_open(file: Path) -> bool:
+    """Return True if others than its owner can read a file."""
+    try:
+        return bool(file.stat().st_mode & 0o077)
+    except OSError:
+        return False
 
 
 def unset(file: Path, name: str) -> SettingChange:
@@ -219,9 +251,9 @@ def _plain(item: Any) -> Any:
 
 
 @contextmanager
-def _edited(file: Path) -> Iterator[tomlkit.TOMLDocument]:
-    """The document of a file, which is written after the block if it ends well and reads back.
-    Two commands at once do one after the other."""
+def _edited(file: Path, *, private: bool = False) -> Iterator[tomlkit.TOMLDocument]:
+    """The document of a file, which is written after the block if it ends well and reads back;
+    ``private``: for its owner alone. Two commands at once do one after the other."""
     target = Path(os.path.realpath(file))  # a link to a file kept elsewhere stays a link
     with writing(file, _CAN_WRITE):
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -233,19 +265,23 @@ def _edited(file: Path) -> Iterator[tomlkit.TOMLDocument]:
         text = tomlkit.dumps(document)
         tomllib.loads(text)
         with writing(file, _CAN_WRITE):
-            _replace(target, text.encode())
+            _replace(target, text.encode(), private=private)
     finally:
         os.close(lock)
 
 
-def _replace(file: Path, content: bytes) -> None:
-    """Write the file anew, with the mode and the owner that it had."""
+def _replace(file: Path, content: bytes, *, private: bool) -> None:
+    """Write the file anew, with the mode and the owner that it had; ``private``: without the rights
+    of others."""
     try:
         had = file.stat()
     except FileNotFoundError:
         write_atomically(file, content)
         return
-    write_atomically(file, content, stat.S_IMODE(had.st_mode), (had.st_uid, had.st_gid))
+    mode = stat.S_IMODE(had.st_mode)
+    if private:
+        mode &= stat.S_IRWXU
+    write_atomically(file, content, mode, (had.st_uid, had.st_gid))
 
 
 def _read(file: Path) -> tomlkit.TOMLDocument:
