@@ -330,6 +330,29 @@ def test_restart_leaves_a_service_to_systemd(tutti, daemon, ours, machine):
     assert not daemon.stopped.is_set()
 
 
+@pytest.mark.parametrize("verb", ["restart", "uninstall", "install"])
+def test_a_service_gets_the_time_to_end_that_its_unit_allows(
+    tutti, daemon, machine, monkeypatch, verb
+):
+    """It writes a checkpoint; systemctl returns when it has ended."""
+    tutti("service", "install").good()
+    machine.says(LoadState="loaded", ActiveState="active", MainPID=os.getpid())
+    waits = {}
+    run = subprocess.run
+
+    def recorded(command, **how):
+        waits[command[2]] = how["timeout"]
+        return run(command, **how)
+
+    monkeypatch.setattr(systemd.subprocess, "run", recorded)
+    words = {"restart": ("restart",), "install": ("service", "install", "--now")}
+    shown = tutti(*words.get(verb, ("service", verb)))
+    assert shown.returncode == 0, shown.stderr
+    assert waits["disable" if verb == "uninstall" else "restart"] > service.STOP_S
+    assert waits["show"] == systemd.CALL_S
+    assert f"up to {service.STOP_S:.0f} s" in shown.stderr
+
+
 @pytest.mark.parametrize(
     ("kernel", "running", "environment", "says"),
     [

@@ -15,6 +15,7 @@ from typing import Any
 
 from node.app.launch import PATIENCE_S, PROGRAM, as_flags
 from node.app.owner.systemd import (
+    CALL_S,
     NoServiceManager,
     Systemd,
     SystemdUnit,
@@ -145,7 +146,7 @@ def install(ours: NodeConfig, wanted: Wanted, *, now: bool) -> list[str]:
     verb = "replaced" if replaced else "wrote"
     lines = [f"{verb:8} {path}"]
     if now:
-        systemd.call("restart", name)
+        _call_that_stops(systemd, "restart", name, runs=runs)
         lines.append(f"started  {name}")
     elif runs:
         lines.append(f"running  with the unit before; now:  systemctl --user restart {name}")
@@ -173,7 +174,8 @@ def uninstall(ours: NodeConfig) -> list[str]:
             f"there is no service of this home: {path} is missing",
             f"install one with  tutti{ours.home_flag} service install",
         )
-    systemd.call("disable", "--now", name)
+    runs = systemd.properties(name, ["ActiveState"]).get("ActiveState") == "active"
+    _call_that_stops(systemd, "disable", "--now", name, runs=runs)
     with writing(path, f"remove it:  rm {path}"):
         path.unlink()
     systemd.call("daemon-reload")
@@ -276,7 +278,19 @@ def runs_as(ours: NodeConfig, pid: int) -> bool:
 
 def restart(ours: NodeConfig) -> None:
     """Have the service of this home stopped and started. Raises LocalFault."""
-    Systemd().call("restart", unit_name(ours))
+    _call_that_stops(Systemd(), "restart", unit_name(ours), runs=True)
+
+
+def _call_that_stops(systemd: Systemd, *words: str, runs: bool) -> None:
+    """A call of systemctl that returns when the daemon has ended in order, as late as its unit
+    allows. ``runs``: there is a daemon, and a line on stderr tells of the wait."""
+    if runs:
+        print(
+            f"waiting for the daemon to end, which may take up to {STOP_S:.0f} s; a Ctrl-C leaves "
+            "that to systemd",
+            file=sys.stderr,
+        )
+    systemd.call(*words, wait_s=STOP_S + CALL_S)
 
 
 def checked(ours: NodeConfig) -> tuple[str, str]:

@@ -198,9 +198,10 @@ class Systemd:
         found = re.search(r"[0-9]+", answer.stdout)
         self.version = int(found[0]) if found else 0
 
-    def call(self, *words: str) -> None:
-        """Have something done. Raises LocalFault with systemctl's own words if it was not."""
-        answer = self._run(*words)
+    def call(self, *words: str, wait_s: float = CALL_S) -> None:
+        """Have something done within ``wait_s`` seconds. Raises LocalFault with systemctl's own
+        words if it was not."""
+        answer = self._run(*words, wait_s=wait_s)
         if answer.returncode != 0:
             said = answer.stderr.strip() or f"it ended with code {answer.returncode}"
             raise LocalFault(
@@ -233,12 +234,13 @@ class Systemd:
         pairs = (line.partition("=") for line in answer.stdout.splitlines())
         return {name: value for name, _, value in pairs}
 
-    def _run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return _called([self._tool, "--user", *words])
+    def _run(self, *words: str, wait_s: float = CALL_S) -> subprocess.CompletedProcess[str]:
+        return _called([self._tool, "--user", *words], wait_s)
 
 
-def _called(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end. Raises LocalFault if it cannot be run or takes too long."""
+def _called(command: Sequence[str], wait_s: float = CALL_S) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end. Raises LocalFault if it cannot be run or takes longer than
+    ``wait_s`` seconds."""
     try:
         return subprocess.run(
             command,
@@ -246,7 +248,7 @@ def _called(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
             text=True,
             errors="replace",
             stdin=subprocess.DEVNULL,
-            timeout=CALL_S,
+            timeout=wait_s,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as e:
