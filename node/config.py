@@ -407,9 +407,11 @@ class NodeConfig:
         """Create the socket's directory (0700, ours alone) and, when it is not home, a pointer file
         beside it for people."""
         path = self.control_socket
-        self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with writing(path, _RIGHTS, Refused):
+            self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            if path.parent != self.home:
+                path.parent.mkdir(mode=0o700, exist_ok=True)
         if path.parent != self.home:
-            path.parent.mkdir(mode=0o700, exist_ok=True)
             seen = path.parent.lstat()
             if (
                 seen.st_uid != os.getuid()

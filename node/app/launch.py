@@ -4,6 +4,7 @@ every stage itself; and a fresh image of a daemon that has changed its place."""
 import contextlib
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,15 @@ from typing import Any, NoReturn
 import node
 from node.config import MOVED, NodeConfig, config_document
 from node.core import interrupts
-from node.core.errors import ExitCode, LocalFault, TimedOut, UsageFault
+from node.core.errors import (
+    ExitCode,
+    LocalFault,
+    OutOfResources,
+    Refused,
+    TimedOut,
+    UsageFault,
+    writing,
+)
 from node.core.interrupts import held, raising
 from node.transport import parent_watch
 
@@ -33,6 +42,8 @@ LAST_BYTES = 256 << 10
 LOG = "daemon.out"
 """Output of a daemon that has no terminal, in its home. The daemon bounds it: it has to be opened
 for appending."""
+LEAST_FREE = 1 << 20
+"""Bytes that are free on a disk which is not full."""
 QUIET_S = 2.0
 """Seconds of waiting for a daemon in the background before a line says so."""
 LOOK_S = 0.1
@@ -188,17 +199,22 @@ def end_of(path: Path, most: int) -> str:
     return raw.decode("utf-8", "replace")
 
 
-def in_background(words: Sequence[str], log: Path, answers: Callable[[], bool]) -> int:
+def in_background(words: Sequence[str], log: Path, answers: Callable[[int], bool]) -> int:
     """Start ``tutti`` with ``words`` in a session of its own, where no terminal reaches it, and
-    return its process id as soon as it ``answers``. Its output goes to ``log``; the output of the
-    start before is kept beside it, until the daemon begins ``log`` anew for its size.
+    return its process id as soon as the process of that id ``answers``. Its output goes to ``log``;
+    the output of the start before is kept beside it, until the daemon begins ``log`` anew for its
+    size.
 
-    Raises the fault that it ended with, and TimedOut. A Ctrl-C meanwhile ends it.
+    Raises the fault that it ended with, TimedOut, and Refused or OutOfResources for a ``log`` that
+    cannot be written. A Ctrl-C meanwhile ends it.
     """
-    log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with contextlib.suppress(FileNotFoundError):
-        os.replace(log, log.with_name(f"{log.name}.1"))
-    with held(), log.open("ab") as out:
+    step = f"make {log.parent} a directory that you may write, or choose another with --home"
+    with writing(log, step, Refused):
+        log.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(log, log.with_name(f"{log.name}.1"))
+        out = log.open("ab")
+    with held(), out:
         process = subprocess.Popen(
             [sys.executable, PROGRAM, *words],
             stdin=subprocess.DEVNULL,
@@ -215,10 +231,12 @@ def in_background(words: Sequence[str], log: Path, answers: Callable[[], bool]) 
     return process.pid
 
 
-def _wait_answer(process: subprocess.Popen[bytes], log: Path, answers: Callable[[], bool]) -> None:
+def _wait_answer(
+    process: subprocess.Popen[bytes], log: Path, answers: Callable[[int], bool]
+) -> None:
     begin = time.monotonic()
     told = False
-    while not answers():
+    while not answers(process.pid):
         try:
             code = process.wait(LOOK_S)
         except subprocess.TimeoutExpired:
@@ -237,8 +255,14 @@ def _wait_answer(process: subprocess.Popen[bytes], log: Path, answers: Callable[
 
 
 def last_words(log: Path, code: int) -> LocalFault:
-    """The fault that a daemon ended with, as it wrote it."""
+    """The fault that a daemon ended with, as it wrote it. On a full disk it could not."""
     said = tail(log, LAST_LINES).splitlines()
+    if not said and _is_full(log.parent):
+        return OutOfResources(
+            f"the daemon ended with code {code}, and could not write why: the disk of {log.parent} "
+            "is full",
+            "free some space on that disk",
+        )
     known = ExitCode.UNEXPECTED
     if code in set(ExitCode):
         known = ExitCode(code)
@@ -248,6 +272,13 @@ def last_words(log: Path, code: int) -> LocalFault:
     what, *steps = said[begins[-1] :]
     step = "\n".join(line.strip() for line in steps)
     return LocalFault(what.removeprefix(FAULT), step or f"its output is in {log}", known)
+
+
+def _is_full(folder: Path) -> bool:
+    try:
+        return shutil.disk_usage(folder).free < LEAST_FREE
+    except OSError:
+        return False
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

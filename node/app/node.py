@@ -22,7 +22,15 @@ from node.availability.keeper import AvailabilityKeeper
 from node.checkpoint.archive.keeper import ArchiveKeeper
 from node.config import NodeConfig
 from node.core.clock import Since, SystemClock
-from node.core.errors import LocalFault, NetworkFault, ProtocolMismatch, Refused, UsageFault
+from node.core.errors import (
+    LocalFault,
+    NetworkFault,
+    OutOfResources,
+    ProtocolMismatch,
+    Refused,
+    UsageFault,
+    writing,
+)
 from node.core.home import expanded, pasteable
 from node.core.ids import ENDS, PeerId, RunId
 from node.core.memory import most_resident, resident
@@ -81,17 +89,20 @@ class Node(Peer[Assembled]):
         self.journal.names.learn(self.identity.peer_id, self.name)
         self.metrics = Metrics()
         self.metrics_url = ""
-        self.transport = Transport(
-            self.identity,
-            config.transport,
-            self.journal,
-            self.metrics,
-            self._facts,
-            self._admit,
-            self._failed,
-            config.reach,
-            self._serves,
-        )
+        # Python finds no directory for temporary files on a full disk, and does not say that.
+        step = "free some space there, or name another directory:  export TMPDIR=DIR"
+        with writing("a daemon's sockets", step, OutOfResources):
+            self.transport = Transport(
+                self.identity,
+                config.transport,
+                self.journal,
+                self.metrics,
+                self._facts,
+                self._admit,
+                self._failed,
+                config.reach,
+                self._serves,
+            )
         self.clocks = ClockKeeper(self.transport, self.journal)
         self.availability = AvailabilityKeeper(config.availability, config.pause_path, self.journal)
         self.archive: ArchiveKeeper | None = None

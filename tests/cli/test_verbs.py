@@ -186,7 +186,7 @@ def test_a_start_in_the_background_returns_when_the_daemon_answers(tutti, home, 
     program(f"pathlib.Path({str(answers)!r}).touch(); print('out', *sys.argv[1:]); time.sleep(600)")
     home.mkdir()
     (home / launch.LOG).write_text("of the start before")
-    pid = launch.in_background(["start", "x"], home / launch.LOG, answers.exists)
+    pid = launch.in_background(["start", "x"], home / launch.LOG, lambda _: answers.exists())
     try:
         assert os.getsid(pid) == pid, "no terminal of ours reaches it"
         assert (home / f"{launch.LOG}.1").read_text() == "of the start before"
@@ -201,7 +201,7 @@ def test_the_output_in_the_background_can_be_emptied_while_it_is_written(home, p
         "import os; print('old', flush=True); os.ftruncate(1, 0); print('new', flush=True)\n"
         f"pathlib.Path({str(answers)!r}).touch(); time.sleep(600)"
     )
-    pid = launch.in_background([], home / launch.LOG, answers.exists)
+    pid = launch.in_background([], home / launch.LOG, lambda _: answers.exists())
     try:
         assert (home / launch.LOG).read_bytes() == b"new\n"
     finally:
@@ -222,12 +222,12 @@ def test_of_a_long_output_the_end_alone_is_read(home, monkeypatch):
 def test_a_start_that_fails_in_the_background_fails_with_its_own_words(tutti, home, program):
     program("print('loading'); print('tutti: no way\\n  try another'); sys.exit(4)")
     with pytest.raises(launch.LocalFault) as fault:
-        launch.in_background([], home / launch.LOG, lambda: False)
+        launch.in_background([], home / launch.LOG, lambda _: False)
     assert (fault.value.what, fault.value.next_step) == ("no way", "try another")
     assert fault.value.code is ExitCode.NETWORK
     program("sys.exit(77)")
     with pytest.raises(launch.LocalFault, match="code 77") as fault:
-        launch.in_background([], home / launch.LOG, lambda: False)
+        launch.in_background([], home / launch.LOG, lambda _: False)
     assert launch.LOG in fault.value.next_step
 
 
@@ -238,7 +238,7 @@ def test_a_ctrl_c_before_it_answers_ends_it(home, program, monkeypatch):
     end = launch._end
     monkeypatch.setattr(launch, "_end", lambda p: (end(p), ended.append(p.returncode)))
 
-    def answers() -> bool:
+    def answers(pid: int) -> bool:
         if started.exists():
             raise KeyboardInterrupt
         return False
@@ -251,10 +251,18 @@ def test_a_start_that_does_not_answer_is_left_to_go_on(home, program, monkeypatc
     program("time.sleep(600)")
     monkeypatch.setattr(launch, "START_S", 0.0)
     with pytest.raises(launch.TimedOut, match="does not answer") as fault:
-        launch.in_background([], home / launch.LOG, lambda: False)
+        launch.in_background([], home / launch.LOG, lambda _: False)
     pid = int(fault.value.what.split("pid ")[1].split(",")[0])
     os.kill(pid, 9)
     os.waitpid(pid, 0)
+
+
+def test_a_start_is_not_told_of_the_daemon_of_another_start(ours, program, daemon):
+    """Both begin while nobody listens; the later one fails when it has loaded."""
+    daemon.said.addresses.append("/ip4/127.0.0.1/tcp/1")
+    program("print('tutti: the key is in use\\n  see tutti status'); sys.exit(5)")
+    with pytest.raises(launch.LocalFault, match="the key is in use"):
+        launching.launched(ours, ["start"])
 
 
 @pytest.mark.parametrize("verb", ["start", "bootstrap"])

@@ -36,9 +36,10 @@ def launched(ours: NodeConfig, words: Sequence[str]) -> int:
     """Start a daemon by this command line, and return when it answers. Raises LocalFault."""
     from node.app.launch import LOG, in_background
 
-    def answers() -> bool:
+    def answers(pid: int) -> bool:
         with contextlib.suppress(LocalFault), shared.client(ours) as client:
-            return bool(client.status().addresses)
+            # Another start of this home may have been faster; 0: the system does not tell.
+            return client.pid in (0, pid) and bool(client.status().addresses)
         return False
 
     log = ours.home / LOG
