@@ -875,7 +875,7 @@ class Daemon(Node):
 
     async def _close_all(self, control: ControlService) -> None:
         kind = ANEW if self.moved else STOPPING
-        self.journal.emit("daemon", kind, self._why or "stopping")
+        self.journal.emit("daemon", kind, self._why or "stopping", pid=os.getpid())
         a = self.assembled
         kept = True
         if a is not None:

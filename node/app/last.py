@@ -8,8 +8,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from node.app.launch import LOG
 from node.config import NodeConfig
 from node.control.words import clean, span
 from node.core.errors import LocalFault
@@ -48,7 +49,9 @@ class LastKnown:
     next_step: str = ""
     """Advice for a run that its owner has ended; "" for one that can be started."""
     anew: bool = False
-    """True if the daemon ended to start itself anew."""
+    """True if the daemon ended to start itself anew, and its process is still there."""
+    pid: int = 0
+    """That process; 0 if it is not known."""
 
     def starts(self, now: float) -> bool:
         """Return True if the daemon starts itself anew at Unix time ``now``."""
@@ -87,12 +90,19 @@ class LastKnown:
 
 def last_known(config: NodeConfig) -> LastKnown:
     """Read the files of a home. Raises nothing: a file that cannot be read tells nothing."""
-    at, why, anew = _end(config.events_path)
+    end = _end(config.events_path)
+    why = end.why
+    anew = end.anew and lives(end.pid)
+    if end.anew and not anew:
+        why += ", and has not come back"
+        out = config.home / LOG
+        if out.exists():
+            why += f": its output is in {out}"
     known = None
     with contextlib.suppress(LocalFault):
         known = config.remembered()
     if known is None:
-        return LastKnown(at=at, why=why, anew=anew)
+        return LastKnown(at=end.at, why=why, anew=anew, pid=end.pid)
     manifest = known[0]
     run_id = manifest.run_id
     next_step = ""
@@ -108,11 +118,19 @@ def last_known(config: NodeConfig) -> LastKnown:
         cell=config.cell(run_id),
         epochs=tuple(sorted(epochs_on_disk(config.checkpoint_dir(run_id)))),
         of=manifest.training.epochs,
-        at=at,
+        at=end.at,
         why=why,
         next_step=next_step,
         anew=anew,
+        pid=end.pid,
     )
+
+
+def lives(pid: int) -> bool:
+    """Return True if there is a process ``pid``, and for 0, which is not known."""
+    import psutil
+
+    return not pid or psutil.pid_exists(pid)
 
 
 def _is_owner(config: NodeConfig, manifest: Manifest) -> bool:
@@ -137,25 +155,30 @@ def _numbered(directory: Path, name: re.Pattern[str]) -> list[tuple[int, Path]]:
     return [(int(match[1]), path) for match, path in found if match is not None]
 
 
-def _end(events: Path) -> tuple[float, str, bool]:
-    """Unix time and reason of the last daemon's end, by its event file, and whether it starts anew.
-    Without a reason the time of its last event and ""."""
-    newest = at = 0.0
-    why = ""
-    anew = False
+class _End(NamedTuple):
+    """Unix time and reason of the last daemon's end. ``why`` "": not known, and the time is that of
+    its last event; ``anew``: it starts itself anew, in process ``pid``."""
+
+    at: float = 0.0
+    why: str = ""
+    anew: bool = False
+    pid: int = 0
+
+
+def _end(events: Path) -> _End:
+    """The last daemon's end, by its event file."""
+    newest = 0.0
+    end = _End()
     for event in _tail(events):
         newest = event["at"]
         if event["kind"] == STARTED:
-            at = 0.0
-            why = ""
-            anew = False
+            end = _End()
         elif event["kind"] in (STOPPING, ANEW):
-            at = event["at"]
-            why = event["text"]
             anew = event["kind"] == ANEW
-    if not why:
-        return newest, "", False
-    return at, why, anew
+            end = _End(event["at"], event["text"], anew, event["pid"])
+    if not end.why:
+        return _End(newest)
+    return end
 
 
 def _tail(events: Path) -> Iterator[dict[str, Any]]:
@@ -168,6 +191,11 @@ def _tail(events: Path) -> Iterator[dict[str, Any]]:
     except OSError:
         return
     for line in raw.splitlines():
-        with contextlib.suppress(ValueError, KeyError, TypeError):
+        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
             entry = json.loads(line)
-            yield {"at": float(entry["at"]), "kind": str(entry["kind"]), "text": str(entry["text"])}
+            yield {
+                "at": float(entry["at"]),
+                "kind": str(entry["kind"]),
+                "text": str(entry["text"]),
+                "pid": int(entry.get("fields", {}).get("pid", 0)),
+            }

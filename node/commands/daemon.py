@@ -22,7 +22,7 @@ def drain(timeout: float, as_json: bool) -> int:
     """Finish what is in flight, hand over, leave the swarm and stop."""
     from node.control import commands
 
-    with shared.client() as client:
+    with shared.client_when_back() as client:
         return commands.drain(client, timeout, as_json=as_json)
 
 
@@ -32,7 +32,7 @@ def stop(now: bool) -> int:
     """Stop the daemon and wait until its process is gone. A longer wait is explained."""
     from node.control import commands
 
-    with shared.client() as client:
+    with shared.client_when_back() as client:
         return commands.stop(client, now=now)
 
 
@@ -50,7 +50,7 @@ def restart(background: bool | None) -> int:
     from node.control import commands
 
     ours = shared.config({})
-    with shared.client(ours) as client:
+    with shared.client_when_back(ours) as client:
         if background is None and _by_systemd(ours, client.pid):
             return ExitCode.OK
         before = Started.of(client.pid)

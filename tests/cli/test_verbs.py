@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import click
 import pytest
@@ -13,7 +14,7 @@ import pytest
 import cli
 from node.app import launch
 from node.app.last import ANEW, STARTED, STOPPING
-from node.commands.line import launching
+from node.commands.line import launching, shared
 from node.consensus.rules import mark
 from node.control import commands
 from node.core.errors import ExitCode
@@ -164,6 +165,60 @@ def test_status_without_a_daemon_says_what_is_known(tutti, ours, home):
     with ours.events_path.open("a") as file:
         file.write(json.dumps(moves) + "\n")
     refused(tutti("status"), 3, "anew since 20s: moving to stage 2", "look again in a moment")
+    gone = subprocess.Popen(["/bin/true"])
+    gone.wait()
+    (home / launch.LOG).write_text("tutti: config.toml is not TOML")
+    with ours.events_path.open("a") as file:
+        file.write(json.dumps(moves | {"fields": {"pid": gone.pid}}) + "\n")
+    refused(tutti("status"), 3, "ago: moving to stage 2, and has not come back", launch.LOG)
+
+
+# ------------------------------------------------------------ while a daemon starts itself anew
+
+
+@pytest.fixture
+def moving(ours, daemon, monkeypatch):
+    """A daemon that moves to stage 2: its socket is there again when a command has waited."""
+    socket = ours.control_socket
+    aside = socket.with_name("aside")
+    socket.rename(aside)
+    moves = {
+        "at": time.time() - 5.0,
+        "level": "info",
+        "component": "daemon",
+        "kind": ANEW,
+        "text": "moving to stage 2",
+        "fields": {"pid": os.getpid()},
+    }
+    ours.events_path.parent.mkdir(parents=True)
+    ours.events_path.write_text(json.dumps(moves) + "\n")
+
+    def sleep(seconds: float) -> None:
+        if aside.exists():
+            aside.rename(socket)
+
+    monkeypatch.setattr(shared, "time", SimpleNamespace(time=time.time, sleep=sleep))
+    return daemon
+
+
+@pytest.mark.parametrize("words", [("pause", "2h"), ("stop",), ("drain",)])
+def test_a_daemon_that_starts_itself_anew_is_waited_for(tutti, moving, words):
+    shown = tutti(*words)
+    assert shown.returncode == 0, shown.stderr
+    assert "starts anew (moving to stage 2): waiting" in shown.stderr
+    if words[0] == "pause":
+        assert moving.paused == (7200.0, "", False)
+    else:
+        assert moving.stopped.is_set()
+
+
+@pytest.mark.parametrize("verb", ["pause", "resume", "stop", "drain", "restart"])
+def test_a_daemon_that_has_not_come_back_is_not_waited_for(tutti, moving, ours, verb):
+    gone = subprocess.Popen(["/bin/true"])
+    gone.wait()
+    told = ours.events_path.read_text().replace(f'"pid": {os.getpid()}', f'"pid": {gone.pid}')
+    ours.events_path.write_text(told)
+    refused(tutti(verb), 3, "no daemon is running")
 
 
 # ------------------------------------------------------------ in the background, again

@@ -7,9 +7,11 @@ import shlex
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from node.core.errors import LocalFault, NotRunning, UsageFault
+from node.core.interrupts import telling
 
 if TYPE_CHECKING:
     from node.config import NodeConfig
@@ -20,6 +22,8 @@ HOME_OPTION = "--home"
 HOME: dict[str, str] = {}
 """The directory given by ``--home``, which may stand anywhere on the command line: under "home",
 and absent if it was not given."""
+LOOK_S = 0.2
+"""Seconds between two looks at whether a daemon answers again."""
 
 
 def take_home(words: list[str]) -> list[str]:
@@ -61,6 +65,32 @@ def client(ours: NodeConfig | None = None) -> ControlClient:
     else:
         home = home_named(HOME.get("home")) or user_dir("data")
     return ControlClient(control_socket(home), home=home)
+
+
+def client_when_back(ours: NodeConfig | None = None) -> ControlClient:
+    """As :func:`client`, for a command that changes the daemon. A daemon that starts itself anew,
+    to host another stage, is waited for. Raises NotRunning if none runs, or it does not come
+    back."""
+    try:
+        return client(ours)
+    except NotRunning as fault:
+        missing = fault
+    from node.app.last import last_known, lives
+    from node.control.words import clean
+
+    try:
+        last = last_known(ours or config({}))
+    except LocalFault:  # settings that cannot be read are no reason to say less than before
+        raise missing from None
+    if not last.starts(time.time()):
+        raise missing
+    say(f"the daemon starts anew ({clean(last.why, 300)}): waiting until it answers")
+    with telling("the daemon was asked nothing, and goes on starting"):
+        while lives(last.pid) and last.starts(time.time()):
+            time.sleep(LOOK_S)
+            with suppress(NotRunning):
+                return client(ours)
+    raise with_last_known(missing)
 
 
 def with_last_known(fault: NotRunning) -> NotRunning:

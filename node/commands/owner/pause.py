@@ -18,7 +18,7 @@ def pause(duration: str | None, reason: str, now: bool) -> int:
     its connections, and may take another stage after a long pause."""
     from node.control import pausing
 
-    with shared.client() as client:
+    with shared.client_when_back() as client:
         return pausing.pause(client, duration, reason, now=now)
 
 
@@ -28,5 +28,5 @@ def resume() -> int:
     at this moment."""
     from node.control import pausing
 
-    with shared.client() as client:
+    with shared.client_when_back() as client:
         return pausing.resume(client)
