@@ -249,6 +249,8 @@ class NodeConfig:
     sources: Mapping[str, str] = field(default_factory=dict, compare=False)
     """Setting to where its value came from: "--p2p-port", "TUTTI_P2P_PORT", a file. Absent: built
     in."""
+    flags: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """The ``flags`` that these were loaded with."""
 
     @classmethod
     def load(
@@ -300,10 +302,18 @@ class NodeConfig:
             sources={name: source for name, (_, source) in merged.items()},
             moved=moved,
             moved_run=moved_run,
+            flags=dict(flags),
             **{section: kind(**tables[section]) for section, kind in SECTIONS.items()},
         )
         found.check_pauses()
         found.check_archive()
+        return found
+
+    def again(self) -> "NodeConfig":
+        """The settings that a process of the same command line would have if it began now. Raises
+        UsageFault as :meth:`load` and :meth:`check_places`."""
+        found = NodeConfig.load(self.flags)
+        found.check_places()
         return found
 
     def check_places(self) -> None:

@@ -48,7 +48,7 @@ from node.core.numbers import human, several
 from node.core.version import PROTOCOLS
 from node.data.places import check_not_saved, directory, named_for_one_run, tokenizer_file
 from node.data.settings import Places
-from node.identity.admission import admission_token, is_grant, shown
+from node.identity.admission import admission_token, check_admission, is_grant, shown
 from node.identity.invites import Invite, fitting_addresses, is_invite, within_limits
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended, read_manifest
@@ -85,7 +85,7 @@ class PeerBusy(LocalFault):
 
 def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite | None]:
     """The swarm to run: the named one, the invite's, the one in which this process has moved, the
-    one used last, or a new solo swarm."""
+    one used last, or a new solo swarm. It is remembered for the next start, with its invite."""
     places = [*ours.node.join]
     if what and _is_address(what):
         places = [what, *places]
@@ -93,20 +93,30 @@ def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite 
     if what:
         texts = [what, *places]
     invite = next((Invite.decode(text) for text in texts if is_invite(text)), None)
+    if invite is not None and ours.moved_run not in ("", invite.run_id):
+        invite = None  # of settings for the next start
+    if invite is not None:
+        invite = _lasting(ours, invite)
     addresses = tuple(p for p in places if p.startswith("/"))
     named = what is not None and not is_invite(what) and what not in places
     file = ours.swarm
     if named and what:
         file = Path(what)
+    elif what and is_invite(what):
+        # The run that the user names at this start comes before the one of the settings.
+        file = None
+    manifest: Manifest | None = None
     if file is not None:
-        manifest = read_manifest(file)
-        manifest.verify(invite.run_id if invite else None, me=who(ours))
+        manifest = _of_file(ours, file, invite)
+    if manifest is not None:
+        _remember(ours, manifest, invite)
         invite = invite or _invite_of(ours, manifest)
-        ours.remember(manifest)
     elif invite is not None:
         # Not known yet: the daemon asks the swarm for it and checks it against the invite.
         manifest = _known(ours, invite)
-    elif addresses and ours.node.role != "rendezvous":
+        if manifest is not None:
+            _remember(ours, manifest, invite)
+    elif addresses and ours.node.role != "rendezvous" and not ours.moved_run:
         manifest, _ = look(ours, *addresses, joins=True)
         ours.remember(manifest)
     else:
@@ -120,6 +130,76 @@ def choose(ours: NodeConfig, what: str | None) -> tuple[Manifest | None, Invite 
         reachable = within_limits((*addresses, *known))
         invite = Invite(manifest.run_id, manifest.swarm.owner, reachable, admission)
     return manifest, invite
+
+
+def _of_file(ours: NodeConfig, file: Path, invite: Invite | None) -> Manifest | None:
+    """The verified manifest in ``file``. None in a process that has moved, if the file is gone or
+    has become another run's: the process goes on in its run. Raises UsageFault and Refused."""
+    expected = None
+    if invite is not None:
+        expected = invite.run_id
+    try:
+        manifest = read_manifest(file)
+        manifest.verify(expected, me=who(ours))
+    except (UsageFault, Refused):
+        if not ours.moved_run:
+            raise
+        return None
+    if ours.moved_run and manifest.run_id != ours.moved_run:
+        return None
+    return manifest
+
+
+def _remember(ours: NodeConfig, manifest: Manifest, invite: Invite | None) -> None:
+    """Keep the run for the next start. A process that has moved keeps nothing: its user may have
+    joined another run since, or got a fresh invite."""
+    if not ours.moved_run:
+        ours.remember(manifest, invite)
+
+
+def _lasting(ours: NodeConfig, invite: Invite) -> Invite:
+    """The invite as it was given; or the one that this home has kept of the same run, if that one
+    admits this peer for longer: a daemon that is started again has the words of its first start."""
+    try:
+        kept = ours.kept_invite(invite.run_id)
+    except Refused:
+        return invite
+    if kept is None or (kept.run_id, kept.owner) != (invite.run_id, invite.owner):
+        return invite
+    if admitted_until(ours, kept) > admitted_until(ours, invite):
+        return kept
+    return invite
+
+
+def admitted_until(ours: NodeConfig, invite: Invite) -> float:
+    """Unix time until which an invite admits the peer of this home; 0.0 if it does not, or no
+    more."""
+    if not invite.admission or not ours.identity_path.exists():
+        return 0.0
+    try:
+        me = Identity.load(ours.identity_path)
+        return check_admission(
+            shown(invite.admission, me, invite.run_id),
+            run_id=invite.run_id,
+            owner=invite.owner,
+            peer=me.peer_id,
+            now_wall=time.time(),
+        )
+    except LocalFault:
+        return 0.0
+
+
+def renew(ours: NodeConfig, text: str) -> Path:
+    """Remember another invite to a run that this home knows; returns the file of the run. Raises
+    Refused for an invite to a private run that does not admit the peer of this home."""
+    manifest, invite = look(ours, text, joins=True)
+    private = manifest.swarm.admission == "invite" and manifest.swarm.owner != who(ours)
+    if private and not admitted_until(ours, invite):
+        raise Refused(
+            "this invite does not admit this peer to its private run, or no more",
+            "ask the owner for an invite for this peer, which  tutti id show  names",
+        )
+    return ours.remember(manifest, invite)
 
 
 def _is_address(text: str) -> bool:

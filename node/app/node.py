@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -198,6 +199,23 @@ class Node(Peer[Assembled]):
         if verdict.ok:
             return ""
         return verdict.text
+
+    def cannot_begin_anew(self) -> str:
+        """Reason why the fresh image of this daemon would end with a fault: its settings or its run
+        cannot be read any more. The daemon that runs has read them at its start."""
+        if self.manifest is None:
+            return ""
+        run_id = self.manifest.run_id
+        try:
+            os.getcwd()
+            known = self.config.again().remembered(run_id)
+        except OSError as e:
+            return f"the working directory: {e.strerror or e}"
+        except LocalFault as e:
+            return e.what
+        if known is None:
+            return f"run {run_id[:12]} was removed from {self.config.home}"
+        return ""
 
     def _lacks_text(self, manifest: Manifest) -> str:
         """Reason why this peer cannot read a text that each peer keeps on its disk; "" if it can,

@@ -111,6 +111,10 @@ class Peer(ABC, Generic[S]):
             return f"this peer does not change from {stage_name(here)} to {stage_name(stage)}"
         return ""
 
+    def cannot_begin_anew(self) -> str:
+        """Reason why this peer would not start if it began anew elsewhere; empty when it would."""
+        return ""
+
     # ----------------------------------------------------------- what its record says
 
     @property
@@ -410,6 +414,11 @@ class Peer(ABC, Generic[S]):
             text = f"asked to host {stage_name(stage)}: {why}"
             self.journal.emit("daemon", "move-refused", text, stage=stage)
             return why
+        if fault := self.cannot_begin_anew():
+            text = f"asked to host {stage_name(stage)}, and would not start there: {fault}"
+            self.journal.emit("daemon", "move-refused", text, "warning", stage=stage)
+            # The paths in the reason are nobody else's business.
+            return "it could not begin anew there"
         self.to_stage = stage
         self.tasks.spawn(self._move(a, stage_name(stage)), "move")
         return ""
@@ -441,6 +450,11 @@ class Peer(ABC, Generic[S]):
     def joins(self, cell: CellId) -> None:
         """The own cell cannot go on: this peer begins anew in that one, without parameters."""
         if self.going:
+            return
+        if why := self.cannot_begin_anew():
+            text = f"this cell cannot go on, and this peer cannot begin anew in another one: {why}"
+            if all(event.kind != "cell-not-left" for event in self.journal.recent()):
+                self.journal.emit("daemon", "cell-not-left", text, "warning")
             return
         self.to_cell = cell
         epoch = 0

@@ -172,13 +172,36 @@ def test_a_daemon_that_has_moved_goes_on_in_its_run_though_the_user_joined_anoth
     moved = NodeConfig.load({"home": ours.home}, {MOVED: f"{place} {one.run_id}"})
     assert choose(moved, None) == (one, invite_to(one))
     assert choose(ours, None) == (two, None), "and it stays that"
-    file = ours.manifest_path(two.run_id)
-    assert choose(moved, str(file))[0] == two, "what the words name comes first"
+    for words in (str(ours.manifest_path(one.run_id)), invite_to(one).encode()):
+        assert choose(moved, words) == (one, invite_to(one))
+        assert choose(ours, None) == (two, None), "the words of its start are no new wish"
     moved.manifest_path(one.run_id).write_text("damaged")
     assert choose(moved, None) == (None, invite_to(one)), "asked from its own swarm"
     shutil.rmtree(ours.swarm_dir(one.run_id))
     with pytest.raises(Refused, match="was removed"):
         choose(moved, None)
+
+
+def test_a_daemon_that_has_moved_goes_on_in_its_run_though_its_words_name_it_no_more(
+    ours: NodeConfig, one: Manifest, tmp_path: Path
+) -> None:
+    two = a_run("two")
+    moved = NodeConfig.load({"home": ours.home}, {MOVED: f"2 {one.run_id}"})
+    file = tmp_path / "swarm.toml"
+    assert choose(moved, str(file)) == (one, invite_to(one)), "the file is gone"
+    file.write_bytes(two.to_toml())
+    assert choose(moved, str(file)) == (one, invite_to(one)), "it is another run's by now"
+    file.write_text("[")
+    assert choose(moved, str(file)) == (one, invite_to(one))
+    joins = NodeConfig.load(
+        {"home": ours.home, "join": [invite_to(two).encode()]}, {MOVED: f"2 {one.run_id}"}
+    )
+    assert choose(joins, None) == (one, invite_to(one)), "a setting for the next start"
+    with pytest.raises(UsageFault):
+        choose(ours, str(file))
+    file.write_bytes(one.to_toml())
+    shutil.rmtree(ours.swarm_dir(one.run_id))
+    assert choose(moved, str(file)) == (one, None)
 
 
 def test_a_continued_run_inherits_its_own_checkpoints(

@@ -3,6 +3,7 @@ arguments of the next image."""
 
 import asyncio
 import os
+import shutil
 import signal
 from dataclasses import replace
 from functools import partial
@@ -139,6 +140,7 @@ class FakeDaemon(Node):
         journal = Journal()
         Peer.__init__(self, ours.open_to, clock, journal, MANIFEST, lambda *_: None)
         self.config = ours
+        ours.remember(MANIFEST)
         self.log = list[str]()
         self.calm = asyncio.Event()
         self.assembled = hosting(stage)
@@ -374,6 +376,40 @@ async def test_a_peer_that_comes_or_goes_is_not_moved(tmp_path: Path) -> None:
     assert "operator" in d.asked(2)
     assert d.to_stage is None
     assert [e.kind for e in d.journal.recent()] == ["move-refused"]
+
+
+async def test_a_peer_that_would_not_start_again_stays_where_it_is(tmp_path: Path) -> None:
+    """The daemon that runs has read its settings; the next image would end with their fault."""
+    text = tmp_path / "text.txt"
+    text.touch()
+    d = FakeDaemon(config(tmp_path, data=str(text)))
+    settings = tmp_path / "config.toml"
+    settings.write_text("[")
+
+    def why() -> str:
+        assert "could not begin anew" in d.asked(2)
+        return d.journal.recent()[-1].text
+
+    assert "config.toml is not TOML" in why()
+    for _ in range(2):
+        d.joins(CELL)
+    settings.unlink()
+    text.unlink()
+    assert "text.txt does not exist" in why()
+    text.touch()
+    file = d.config.manifest_path(MANIFEST.run_id)
+    file.write_text("[")
+    assert "swarm.toml is damaged" in why()
+    shutil.rmtree(file.parent)
+    assert "was removed" in why()
+    assert (d.moving, d.log) == (False, [])
+    kinds = [e.kind for e in d.journal.recent() if e.level == "warning"]
+    assert sorted(kinds) == ["cell-not-left", *["move-refused"] * 4]
+    d.config.remember(MANIFEST)
+    assert d.asked(2) == ""
+    d.calm.set()
+    await d.idle()
+    assert d.moved
 
 
 def test_the_image_is_started_as_this_one_was(monkeypatch: pytest.MonkeyPatch) -> None:
