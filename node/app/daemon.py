@@ -41,6 +41,7 @@ from node.app.tuning import first_work, tune_meanwhile, worth
 from node.availability.machine import By
 from node.availability.words import PUBLIC, paused_words
 from node.config import NodeConfig
+from node.control.causes import ADMISSION_STEP
 from node.control.pledges import RENEW_S, Pledges
 from node.control.retries import (
     Busy,
@@ -109,6 +110,8 @@ GOODBYE_S = 1.0
 """Least seconds for a goodbye before a pause, which takes one message to the leader."""
 LOOK_S = 0.1
 """Seconds between two looks at a stage that is being built, or at the company in the directory."""
+ADMISSION_LOOK_S = 60.0
+"""Seconds between two looks at whether the admission to a private run has ended."""
 COMPANY_S = 3.0
 """Seconds in which a peer that starts should have met somebody in the directory."""
 LAN_PEERS = 32
@@ -161,6 +164,7 @@ class Daemon(Node):
         try:
             # Before anybody is told that this daemon listens.
             self._check_not_ended()
+            self._check_admitted()
             await control.start()
             if self.config.node.metrics_port >= 0:
                 self.metrics_url = serve_metrics(self.metrics, self.config.node.metrics_port)
@@ -184,6 +188,7 @@ class Daemon(Node):
             self.step = "asks the peers of the invite for the manifest of the run"
             self.manifest = await self._find_manifest(self.invite)
             self._check_not_ended()
+            self._check_admitted()
         solo = self._solo()
         self._banner(solo)
         self.tasks.spawn(self.view.keep_telling(), "telling", eternal=True)
@@ -195,6 +200,7 @@ class Daemon(Node):
                 "daemon", "rendezvous", "serving as a rendezvous: helps peers find each other"
             )
             return
+        self.tasks.spawn(self._watch_admission(), "admission", eternal=True)
         directory = Directory(
             self.identity,
             self.config.directory,
@@ -319,6 +325,24 @@ class Daemon(Node):
             if order := ended(m.run_id, m.swarm.owner, text, self.clock.wall()):
                 self.config.keep_order(m.run_id, order.text)
                 raise RunEnded(order, self._after_end(m))
+
+    def _check_admitted(self) -> None:
+        """Raises Refused if this peer's admission to its private run has ended."""
+        if ended := self.admission_ended():
+            raise Refused(ended, ADMISSION_STEP)
+
+    async def _watch_admission(self) -> None:
+        """Report the end of this peer's admission to a private run, and its coming some days
+        before."""
+        told = ""
+        while True:
+            ended = self.admission_trouble()
+            said = ended or self.admission_ends_soon()
+            if said and said != told:
+                kind = "admission-ended" if ended else "admission-ends"
+                self.journal.emit("daemon", kind, f"{said}: {ADMISSION_STEP}", "warning")
+            told = said
+            await asyncio.sleep(ADMISSION_LOOK_S)
 
     def _after_end(self, manifest: Manifest) -> str:
         """Advice for this machine's people after the end of the run, "" for other peers than the

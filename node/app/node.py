@@ -38,7 +38,7 @@ from node.core.memory import most_resident, resident
 from node.core.version import OLDEST_PROTOCOL, PROTOCOL, VERSION, Protocols
 from node.data.places import data_directory, data_file, is_directory
 from node.dht.record import PeerBody
-from node.identity.admission import Gate, shown
+from node.identity.admission import Gate, ends_at, shown
 from node.identity.invites import Invite
 from node.identity.keys import Identity
 from node.manifest import Manifest
@@ -55,6 +55,8 @@ from protos.handshake_pb2 import Hello
 if TYPE_CHECKING:
     from node.reach.nearby import Nearby
 
+ENDS_SOON_S = 3 * 86400.0
+"""Seconds before the end of its admission from which on a peer of a private run is warned."""
 _STANDINGS = {s.value for s in Standing}
 
 
@@ -282,6 +284,43 @@ class Node(Peer[Assembled]):
             return self._shown(self.invite.admission, run_id=run_id)
         return self._shown(self.config.admission, run_id=run_id)
 
+    def admission_trouble(self) -> str:
+        """A sentence about this peer's admission to its private run, if no other peer accepts it:
+        it has ended, or it is for somebody else. Empty for a sound one, and in an open run."""
+        m = self.manifest
+        if m is None:
+            return ""
+        token = self.admission(m.run_id)
+        try:
+            self.gate.admit(self.identity.peer_id, token, self.clock.wall())
+        except Refused as e:
+            return self.admission_ended() or e.what
+        return ""
+
+    def admission_ended(self) -> str:
+        """A sentence about the end of this peer's admission to its private run; empty before, and
+        for a peer that was never admitted."""
+        until = self._admission_end()
+        if not 0.0 < until <= self.clock.wall():
+            return ""
+        return f"your admission to this private run ended on {_day(until)}"
+
+    def admission_ends_soon(self) -> str:
+        """A sentence about the end of this peer's admission to its private run, some days before;
+        else empty."""
+        until = self._admission_end()
+        if not 0.0 < until - self.clock.wall() < ENDS_SOON_S:
+            return ""
+        return f"your admission to this private run ends on {_day(until)}"
+
+    def _admission_end(self) -> float:
+        """Unix time at which this peer's admission ends by its own words; 0.0 for none, in an open
+        run, and for the owner of a run."""
+        m = self.manifest
+        if m is None or not self.gate.private or m.swarm.owner == self.identity.peer_id:
+            return 0.0
+        return ends_at(self.admission(m.run_id))
+
     # ----------------------------------------------------------- the record, and other peers
 
     def open_peers(self) -> list[str]:
@@ -324,3 +363,8 @@ class Node(Peer[Assembled]):
         self.transport.learn(
             peer, body.maddrs, standing=standing, relays=relays, room=body.room, rate=body.rate
         )
+
+
+def _day(wall: float) -> str:
+    """Unix seconds as the local date and time of day."""
+    return time.strftime("%Y-%m-%d at %H:%M", time.localtime(wall))

@@ -476,6 +476,7 @@ class SnapshotBuilder:
             state=s.state,
             up_s=s.up_s,
             fault=fault,
+            admission=d.admission_trouble(),
             p2p_up=d.transport.p2p.up,
             clock=clocks.wrong(),
             stopped_s=clocks.stopped_s,

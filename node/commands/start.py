@@ -1,18 +1,23 @@
 """Daemons that take part in a run: ``start`` and ``join``; and ``bootstrap``, one that only helps
 others to find each other."""
 
+from __future__ import annotations
+
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from node.commands.line import launching, options, shared
 from node.commands.line.usage import FileArgument, argument, command, flag, option
-from node.control.sockets import clear_stale
+from node.control.sockets import clear_stale, listener
 from node.core import interrupts
-from node.core.errors import ExitCode, UsageFault
+from node.core.errors import ExitCode, LocalFault, UsageFault
+
+if TYPE_CHECKING:
+    from node.config import NodeConfig
 
 RENDEZVOUS_PORT = 31337
 """Where others find a rendezvous that is set to no port."""
@@ -79,10 +84,16 @@ def join(
     flags = given | settings
     ours = shared.config(flags)
     ours.check_places()
-    if not no_start:
+    renews = not (no_start or lan) and _is_of_running_daemon(ours, invite)
+    if not (no_start or renews):
         clear_stale(ours.control_socket)  # refuses a second daemon
     from node.app import joining
 
+    if renews and invite is not None:
+        path = joining.renew(ours, invite)
+        shared.say(f"remembered in {path}")
+        shared.say("the daemon that runs takes the invite with  tutti restart")
+        return ExitCode.OK
     if lan:
         found = joining.on_the_lan()
         shared.say("\n".join(joining.lan_lines(found)))
@@ -118,6 +129,21 @@ def join(
     if background:
         return launching.in_background(ours, ["start", str(path)], flags)
     launching.again(path, flags)
+
+
+def _is_of_running_daemon(ours: NodeConfig, text: str | None) -> bool:
+    """Return True for an invite to the run in which the daemon of this home takes part. Raises
+    UsageFault for an invite that cannot be read."""
+    from node.identity.invites import Invite, is_invite
+
+    if text is None or not is_invite(text) or listener(ours.control_socket) is None:
+        return False
+    invite = Invite.decode(text)
+    try:
+        with shared.client(ours) as client:
+            return client.status().swarm.run_id == invite.run_id
+    except LocalFault:  # it ends, or is too busy to answer
+        return False
 
 
 @command()

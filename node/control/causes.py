@@ -33,6 +33,9 @@ machine."""
 SHOWN = 3
 """Peers that a sentence names; the others are counted."""
 LOGS = "see tutti logs"
+ADMISSION_STEP = (
+    "ask the owner of the run for a new invite, then  tutti join INVITE  and  tutti restart"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +47,8 @@ class Situation:
     up_s: float = 0.0
     fault: tuple[str, str] = ("", "")
     """An error that ends the daemon, and the next step."""
+    admission: str = ""
+    """A sentence about this peer's admission to a private run, if others do not admit it."""
     p2p_up: bool = True
     clock: ClockOffset | None = None
     """The difference to the clocks of others, if it is too large."""
@@ -172,6 +177,12 @@ def _leaves(s: Situation) -> Cause | None:
     if s.state in ("finished", "draining", "moving", "stopping"):
         return NONE
     return None
+
+
+def _admission(s: Situation) -> Cause | None:
+    if not s.admission:
+        return None
+    return Cause("admission", s.admission, ADMISSION_STEP)
 
 
 def _p2p(s: Situation) -> Cause | None:
@@ -420,6 +431,7 @@ ROWS: tuple[Row, ...] = (
     _fault,
     _paused,
     _leaves,
+    _admission,
     _p2p,
     _clock,
     _woke,

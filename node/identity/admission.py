@@ -85,6 +85,14 @@ def shown(admission: bytes, me: Identity, run_id: RunId) -> bytes:
     )
 
 
+def ends_at(admission: bytes) -> float:
+    """Unix time at which a token or a grant ends by its own words, which are not checked here; 0.0
+    for bytes that are neither."""
+    if not _kind(admission):
+        return 0.0
+    return _HEAD.unpack_from(admission)[1] / 1000
+
+
 def is_grant(admission: bytes) -> bool:
     """Return True for a grant, a secret that makes tokens, and False for a token."""
     return _kind(admission) == _GRANT

@@ -23,7 +23,7 @@ from node.identity.keys import Identity
 from node.manifest import Manifest, amended
 from node.telemetry.events import Journal
 from protos.ask_pb2 import Answer, ManifestAnswer, PeersAnswer, Refusal
-from tests.cli.conftest import Waits
+from tests.cli.conftest import Waits, refused
 
 ADDRESS = "/ip4/127.0.0.1/tcp/1/p2p/"
 OWNER = Identity.ephemeral()
@@ -57,6 +57,83 @@ def test_the_swarm_to_start_is_chosen_as_documented(home, ours):
 
     rendezvous = NodeConfig.load({"home": home / "r", "role": "rendezvous", "join": [place]}, {})
     assert choose(rendezvous, None) == (None, None)
+
+
+def a_run(name: str, **changes) -> Manifest:
+    fields = {"swarm.name": name} | changes
+    base = amended(Manifest.default_demo().owned_by(OWNER.peer_id), fields)
+    return Manifest.parse(base.sign(OWNER))
+
+
+def admitting(run: Manifest, days: float, port: int = 1) -> Invite:
+    """An invite into a private run for that many days from now."""
+    place = f"/ip4/127.0.0.1/tcp/{port}/p2p/{OWNER.peer_id}"
+    return Invite.decode(invite_text(run, (place,), OWNER, days=days))
+
+
+def test_an_invite_to_a_known_run_is_remembered_for_the_next_start(ours):
+    one, two = (a_run(name) for name in ("one", "two"))
+    first = Invite(one.run_id, OWNER.peer_id, (ADDRESS + OWNER.peer_id,))
+    fresh = Invite(one.run_id, OWNER.peer_id, (f"/ip4/127.0.0.1/tcp/2/p2p/{OWNER.peer_id}",))
+    ours.remember(one, first)
+    ours.remember(two)
+    assert choose(ours, fresh.encode()) == (one, fresh)
+    assert choose(ours, None) == (one, fresh)
+    with_join = NodeConfig.load({"home": ours.home, "join": [first.encode()]}, {})
+    assert choose(with_join, str(ours.manifest_path(one.run_id))) == (one, first)
+    assert choose(ours, None) == (one, first)
+
+
+def test_an_invite_comes_before_the_file_that_the_settings_name(ours, home):
+    one, two = (a_run(name) for name in ("one", "two"))
+    ours.remember(one)
+    home.joinpath("two.toml").write_bytes(two.to_toml())
+    invite = Invite(one.run_id, OWNER.peer_id, (ADDRESS + OWNER.peer_id,))
+    with_file = NodeConfig.load({"home": home, "swarm": str(home / "two.toml")}, {})
+    assert choose(with_file, invite.encode()) == (one, invite)
+    assert choose(with_file, None) == (two, None)
+
+
+def test_a_daemon_started_again_by_its_old_words_uses_the_admission_that_lasts(ours):
+    """The owner's fresh invite was remembered while it ran, and is not lost to the old one."""
+    Identity.load_or_create(ours.identity_path)
+    run = a_run("private", **{"swarm.admission": "invite"})
+    old = admitting(run, 1.0)
+    fresh = admitting(run, 30.0, port=2)
+    ours.remember(run, fresh)
+    assert choose(ours, old.encode()) == (run, fresh)
+    assert choose(ours, None) == (run, fresh)
+    ours.remember(run, old)
+    assert choose(ours, fresh.encode()) == (run, fresh)
+    for_another = Invite.decode(
+        invite_text(run, fresh.addresses, OWNER, Identity.ephemeral().peer_id, days=90.0)
+    )
+    ours.remember(run, for_another)
+    assert choose(ours, old.encode()) == (run, old)
+
+
+def test_a_fresh_invite_to_the_run_of_the_daemon_is_stored_while_it_runs(tutti, daemon, ours):
+    Identity.load_or_create(ours.identity_path)
+    run = a_run("private", **{"swarm.admission": "invite"})
+    ours.remember(run, admitting(run, 1.0))
+    daemon.said.swarm.run_id = run.run_id
+    fresh = admitting(run, 30.0)
+    shown = tutti("join", fresh.encode())
+    assert (shown.returncode, shown.stdout) == (0, "")
+    assert "tutti restart" in shown.stderr
+    assert ours.remembered() == (run, fresh)
+    for other in (
+        admitting(run, -1.0),
+        Invite.decode(
+            invite_text(run, fresh.addresses, OWNER, Identity.ephemeral().peer_id, days=90.0)
+        ),
+    ):
+        refused(tutti("join", other.encode()), ExitCode.REFUSED, "does not admit this peer")
+    assert ours.remembered() == (run, fresh)
+    two = a_run("two")
+    invite = Invite(two.run_id, OWNER.peer_id, fresh.addresses)
+    refused(tutti("join", invite.encode(), "--yes"), ExitCode.REFUSED, "already running")
+    assert not daemon.stopped.is_set()
 
 
 def test_a_manifest_from_a_stranger_must_be_the_invited_one(ours, monkeypatch):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+import time
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +13,16 @@ import pytest
 from node.app import daemon as running
 from node.app import snapshot as module
 from node.app.daemon import Daemon, fault_line, serve_metrics
+from node.app.node import Node
 from node.app.operator_service import OperatorService
 from node.app.snapshot import SnapshotBuilder
 from node.config import NodeConfig
 from node.core.clock import SystemClock
-from node.core.errors import NetworkFault
+from node.core.errors import NetworkFault, Refused
+from node.core.ids import PeerId
 from node.core.journey import UNKNOWN
+from node.identity.admission import admission_token, shown
+from node.identity.invites import Invite
 from node.identity.keys import Identity
 from node.manifest import Manifest, amended
 from node.orders.order import RunEnded, Verb, signed
@@ -231,6 +236,72 @@ def test_a_start_in_an_ended_run_is_refused_before_anything_is_said(tmp_path, to
     assert ours.order(manifest.run_id).endswith("}"), "it is known at the next start too"
     daemon.role = "rendezvous"
     Daemon._check_not_ended(daemon)
+
+
+class Member(Node):
+    """The node of a daemon of a private run, without a network."""
+
+    def __init__(self, ours: NodeConfig, manifest: Manifest, admission: bytes) -> None:
+        self.config = ours
+        self.manifest = manifest
+        self.invite = Invite(manifest.run_id, manifest.swarm.owner, (DOOR,), admission)
+        self.identity = Identity.load_or_create(ours.identity_path)
+        self.clock = VirtualClock()
+        self.journal = Journal()
+        self._shown = partial(shown, me=self.identity)
+
+
+OWNER = Identity.ephemeral()
+DOOR = f"/ip4/127.0.0.1/tcp/1/p2p/{OWNER.peer_id}"
+DAY_S = 86400.0
+
+
+def member(tmp_path, days: float, kind: str = "invite", peer: PeerId | None = None) -> Any:
+    """A member whose admission ends in so many days."""
+    ours = NodeConfig.load({"home": tmp_path}, {})
+    base = Manifest.default_demo().owned_by(OWNER.peer_id)
+    manifest = Manifest.parse(amended(base, {"swarm.admission": kind}).sign(OWNER))
+    until = VirtualClock().wall() + days * DAY_S
+    return Member(ours, manifest, admission_token(OWNER, manifest.run_id, peer, until))
+
+
+def test_a_start_after_the_end_of_the_own_admission_is_refused_with_the_date(tmp_path):
+    late = member(tmp_path, -1.0)
+    ended = time.strftime("%Y-%m-%d", time.localtime(late.clock.wall() - DAY_S))
+    with pytest.raises(Refused, match=f"admission to this private run ended on {ended}") as caught:
+        Daemon._check_admitted(late)
+    assert "tutti join INVITE" in caught.value.next_step
+    assert late.admission_trouble() == caught.value.what
+    for sound in (member(tmp_path, 1.0), member(tmp_path, -1.0, "open")):
+        Daemon._check_admitted(sound)
+        assert sound.admission_trouble() == ""
+
+
+def test_an_admission_of_somebody_else_is_a_reason_and_no_end(tmp_path):
+    other = member(tmp_path, 1.0, peer=Identity.ephemeral().peer_id)
+    Daemon._check_admitted(other)
+    assert other.admission_trouble() == "the admission token is for another peer"
+
+
+@pytest.mark.parametrize(
+    ("days", "kinds"),
+    [(30.0, []), (2.0, ["admission-ends"]), (-1.0, ["admission-ended"])],
+)
+async def test_the_end_of_an_admission_is_said_some_days_before_and_once(
+    tmp_path, monkeypatch, days: float, kinds: list[str]
+):
+    one = member(tmp_path, days)
+    looks = iter(range(3))
+
+    async def look(seconds: float) -> None:
+        if next(looks, None) is None:
+            raise asyncio.CancelledError
+
+    monkeypatch.setattr(running.asyncio, "sleep", look)
+    with pytest.raises(asyncio.CancelledError):
+        await Daemon._watch_admission(one)
+    assert [event.kind for event in one.journal.recent()] == kinds
+    assert all("tutti join INVITE" in event.text for event in one.journal.recent())
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -38,6 +38,12 @@ WORDS = {
         "the key is gone",
         "restore your backup",
     ),
+    "an admission that ended": (
+        {"admission": "your admission to this private run ended on 2026-12-01 at 12:00"},
+        "admission",
+        "ended on 2026-12-01",
+        "tutti join INVITE",
+    ),
     "p2pd": ({"p2p_up": False}, "p2p-down", "p2p daemon is not running", "started again"),
     "one clock": (
         {"clock": ONE},
@@ -352,6 +358,7 @@ def test_a_peer_that_works_or_is_not_meant_to_has_no_reason(facts: dict[str, Any
 
 EVERYTHING: dict[str, Any] = {
     "fault": ("x", "y"),
+    "admission": "it has ended",
     "p2p_up": False,
     "clock": ONE,
     "stopped_s": 60.0,
@@ -370,6 +377,7 @@ EVERYTHING: dict[str, Any] = {
 }
 ORDER = (
     ("fault", "fault"),
+    ("admission", "admission"),
     ("clock", "clock"),
     ("stopped_s", "woke"),
     ("starting", "starting"),

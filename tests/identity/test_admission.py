@@ -16,6 +16,7 @@ from node.identity.admission import (
     Gate,
     admission_token,
     check_admission,
+    ends_at,
     is_grant,
     shown,
 )
@@ -71,6 +72,11 @@ def test_a_token_admits_its_peer_to_its_run_for_its_time(token: bytes) -> None:
 def test_any_other_token_is_refused_with_the_reason(token: bytes, more, says: str) -> None:
     with pytest.raises(Refused, match=says or None):
         check(token, **more)
+
+
+def test_a_token_and_a_grant_say_when_they_end() -> None:
+    assert ends_at(TOKEN) == ends_at(GRANT) == ends_at(shown(GRANT, GUEST, RUN)) == NOW + 60
+    assert ends_at(b"") == ends_at(TOKEN[:-1]) == ends_at(b"x" * 600) == 0.0
 
 
 def test_a_grant_makes_a_token_for_its_holder_and_is_no_token() -> None:
