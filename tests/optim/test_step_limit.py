@@ -115,7 +115,7 @@ def test_adamw_steps_the_pieces_of_a_large_matrix_as_far_as_the_whole(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Shampoo would step a matrix of the shape of a piece, and not as far."""
-    settings = OptimSettings("shampoo", lr=1e-6, warmup=0, precondition_side=8)
+    settings = OptimSettings("shampoo", shampoo_lr=1e-6, warmup=0, precondition_side=8)
     g = torch.Generator().manual_seed(3)
     held = torch.randn(24, 6, generator=g)
     gradient = torch.randn(24, 6, generator=g)
