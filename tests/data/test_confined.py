@@ -257,9 +257,11 @@ def test_an_interruption_ends_calls_that_wait(monkeypatch):
         second = threads.submit(lambda: list(pool.call(LINES, RAW)))
         assert waiting.wait(60)
         pool.interrupt()
-        with pytest.raises(ParseFault, match="interrupted"):
-            second.result(60)
-    first.close()
+        try:
+            with pytest.raises(ParseFault, match="interrupted"):
+                second.result(60)
+        finally:
+            first.close()
     assert list(pool.call(LINES, RAW)) == [b"+a"] * 10
     pool.close()
 
