@@ -11,10 +11,10 @@ from node.core.journey import Plan
 from node.epoch import events as ev
 from node.epoch.leader.leader import Leader
 from node.epoch.pace import ALL_OWN
-from node.scheduler.costs import LinkCost, Measured
 from node.epoch.plan_validation import of_paths
 from node.epoch.waiting import Lack
 from node.pipeline.settings import PipelineSettings
+from node.scheduler.costs import LinkCost, Measured
 from node.scheduler.router import Router
 from node.scheduler.settings import SchedulerSettings
 from tests.training.run_facts import assign, facts
@@ -29,9 +29,9 @@ from tests.training.test_leader import (
     committed,
     heard,
     heir,
-    next_plan,
     lacks,
     led,
+    next_plan,
     reported,
     tell,
     with_ways,
@@ -190,24 +190,6 @@ def test_an_ends_peer_without_a_path_starts_nothing() -> None:
     assert {path.origin for path in plan.paths} == {E}
 
 
-@pytest.mark.parametrize("full", [False, True])
-def test_only_peers_that_every_replica_reaches_own_parts_of_a_large_stage(full: bool) -> None:
-    """All do if the memory of these is too small: missing ways are found in the round."""
-    crowd = [PeerId(f"stage1{n:02}") for n in range(ALL_OWN + 4)]
-    others = set(crowd[:4])
-    owners = set(crowd[4:])
-    asked: list[set[PeerId]] = []
-
-    def place(stage: int, cell: Any, previous: Any, room: Any) -> dict[str, PeerId]:
-        if stage == 1:
-            asked.append({p for p, _ in cell})
-            if full and len(cell) < len(crowd):
-                raise OutOfResources("no room", "add a peer")
-        return assign(stage, cell, previous, room)
-
-    everybody = {E, S2, *crowd}
-    reached = {p: everybody - (others if p in others else {p}) for p in everybody}
-    notes = [with_ways(heard(p), *reached[p]) for p in sorted(everybody)]
 SKIPPING = SchedulerSettings(skip=1 / 3)
 """Paths leave out one of three stages, whose only replicas are S1, S2 and S3."""
 S3 = PeerId("stage3a")
@@ -239,6 +221,24 @@ def test_where_no_ends_peer_has_a_way_the_leader_waits_for_one() -> None:
     assert lacks(skipping((S1, S2), (S2, S3)), 2.0) is Lack.WAYS
 
 
+@pytest.mark.parametrize("full", [False, True])
+def test_only_peers_that_every_replica_reaches_own_parts_of_a_large_stage(full: bool) -> None:
+    """All do if the memory of these is too small: missing ways are found in the round."""
+    crowd = [PeerId(f"stage1{n:02}") for n in range(ALL_OWN + 4)]
+    others = set(crowd[:4])
+    owners = set(crowd[4:])
+    asked: list[set[PeerId]] = []
+
+    def place(stage: int, cell: Any, previous: Any, room: Any) -> dict[str, PeerId]:
+        if stage == 1:
+            asked.append({p for p, _ in cell})
+            if full and len(cell) < len(crowd):
+                raise OutOfResources("no room", "add a peer")
+        return assign(stage, cell, previous, room)
+
+    everybody = {E, S2, *crowd}
+    reached = {p: everybody - (others if p in others else {p}) for p in everybody}
+    notes = [with_ways(heard(p), *reached[p]) for p in sorted(everybody)]
     leader = Leader(E, facts(prove=True, assign=place))
     # It looks at its peers first when it has heard all of them.
     tell(leader, [ev.Resigning(True), *notes, ev.Resigning(False)], 0.0)

@@ -79,6 +79,8 @@ class Routing:
             paths = crossed(paths, self._apart, proven)
         if paths != self.laid.paths:
             self.laid = replace(self.laid, paths=paths, run_s=0.0)
+        return paths
+
     def _laid(
         self,
         ends: Sequence[tuple[PeerId, float]],
@@ -101,8 +103,6 @@ class Routing:
                     raise
             else:
                 return laid, paths
-
-        return paths
 
     def keep_apart(self, pairs: frozenset[frozenset[PeerId]]) -> None:
         """These pairs of peers should not be neighbours on a path: they contradict each other."""
