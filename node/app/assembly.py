@@ -263,6 +263,9 @@ async def assemble(
         frozen=frozen,
         copies=module.keep_copies(),
     )
+    if local is not None and given is not None:
+        # Each rank has made a module of its own, without the weights.
+        await asyncio.to_thread(local.place, state.parameters())
     # Each rank of several local devices has its device's usual format.
     precision = Precision(device, parameters)
     if local is None and verdict.casts:

@@ -1,14 +1,17 @@
 """Replicas on one and on two devices average with each other, and a stage goes on from a checkpoint
-of the other kind."""
+of the other kind or from the weights of a given model."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from node.model.pretrained import Weights, model_of
+from node.model.settings import ModelSettings
 from testbed.daemons.books import COMMITTED
 from testbed.daemons.fleet import Box, Peer
 from testbed.daemons.forks import Forks
+from testbed.models.directories import made
 from testbed.reference.swarm import Reference
 
 pytestmark = pytest.mark.swarm
@@ -85,3 +88,29 @@ def test_a_stage_goes_on_with_another_number_of_devices(box, tmp_path):
     assert not ends.status().device.startswith("2 x cpu")
     for peer in (ends, blocks):
         assert [e for e in peer.events() if "is back from the disk" in e["text"]]
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen2"])
+def test_several_devices_begin_from_the_weights_of_a_given_model(box, tmp_path, kind):
+    weights = made(kind, tmp_path / "model")
+    fields, _ = model_of(weights)
+    peers = box.swarm(
+        (1, 1),
+        **{f"model__{name}": value for name, value in fields.items()},
+        model__weights=[*Weights(weights).digests(ModelSettings(**fields), 1)],
+        pipeline__stages=1,
+        training__min_replicas=1,
+        training__epochs=2,
+    )
+    for peer in peers:
+        peer.child.arguments += ("--weights", str(weights))
+        start(peer, 2)
+
+    def complete():
+        now = peers[0].status()
+        return len(now.loss_history) == 2 and now.state == "finished" and now
+
+    status = box.wait("the last epoch", complete, 240.0, tuple(peers))
+    losses = [e.loss for e in Reference(box.manifest, tmp_path, weights).train(2)]
+    assert status.loss_first == pytest.approx(losses[0], rel=1e-5)
+    assert status.loss == pytest.approx(losses[-1], rel=1e-3)
