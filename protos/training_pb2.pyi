@@ -355,7 +355,7 @@ class ReadyNote(_message.Message):
     def __init__(self, stage: _Optional[int] = ..., at: _Optional[_Union[VersionNote, _Mapping]] = ..., digest: _Optional[str] = ..., speed: _Optional[float] = ..., reachable: _Optional[_Iterable[_Union[VersionNote, _Mapping]]] = ..., term: _Optional[int] = ..., tokens: _Optional[int] = ..., leaving: _Optional[bool] = ..., seen: _Optional[_Mapping[str, float]] = ..., room: _Optional[int] = ..., costs: _Optional[_Union[CostNote, _Mapping]] = ..., change: _Optional[str] = ..., window: _Optional[int] = ..., mean: _Optional[str] = ..., orphan: _Optional[bool] = ..., anchor: _Optional[str] = ..., supports_at: _Optional[int] = ..., supports: _Optional[bytes] = ..., doubles: _Optional[_Iterable[_Union[DoubleVoteNote, _Mapping]]] = ..., cell: _Optional[str] = ..., runs: _Optional[str] = ..., computed: _Optional[int] = ...) -> None: ...
 
 class CostNote(_message.Message):
-    __slots__ = ("forward", "backward", "loss", "slots", "ways", "rates", "up", "down", "tera")
+    __slots__ = ("forward", "backward", "loss", "slots", "ways", "rates", "up", "down", "tera", "product")
     class WaysEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -379,6 +379,7 @@ class CostNote(_message.Message):
     UP_FIELD_NUMBER: _ClassVar[int]
     DOWN_FIELD_NUMBER: _ClassVar[int]
     TERA_FIELD_NUMBER: _ClassVar[int]
+    PRODUCT_FIELD_NUMBER: _ClassVar[int]
     forward: int
     backward: int
     loss: int
@@ -388,7 +389,8 @@ class CostNote(_message.Message):
     up: int
     down: int
     tera: int
-    def __init__(self, forward: _Optional[int] = ..., backward: _Optional[int] = ..., loss: _Optional[int] = ..., slots: _Optional[int] = ..., ways: _Optional[_Mapping[str, int]] = ..., rates: _Optional[_Mapping[str, int]] = ..., up: _Optional[int] = ..., down: _Optional[int] = ..., tera: _Optional[int] = ...) -> None: ...
+    product: int
+    def __init__(self, forward: _Optional[int] = ..., backward: _Optional[int] = ..., loss: _Optional[int] = ..., slots: _Optional[int] = ..., ways: _Optional[_Mapping[str, int]] = ..., rates: _Optional[_Mapping[str, int]] = ..., up: _Optional[int] = ..., down: _Optional[int] = ..., tera: _Optional[int] = ..., product: _Optional[int] = ...) -> None: ...
 
 class VersionNote(_message.Message):
     __slots__ = ("epoch", "lineage")

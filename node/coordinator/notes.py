@@ -288,6 +288,7 @@ def cost_note(m: Measured) -> pb.CostNote:
         up=int(m.up),
         down=int(m.down),
         tera=code(m.tera_s),
+        product=code(m.product_s),
     )
 
 
@@ -312,6 +313,7 @@ def parse_costs(note: pb.CostNote) -> Measured:
         float(note.up),
         float(note.down),
         decoded(note.tera),
+        decoded(note.product),
     )
 
 

@@ -98,7 +98,8 @@ class Measured:
     :data:`STEADY` deviations, 0 if not known; ``slots``: micro-batches that its stash or window
     holds, 0 if not known; ``ways``: its connections; ``up`` and ``down``: the bytes of tensors a
     second that its operator lets it send and receive in all, 0 for no cap; ``tera_s``: seconds of
-    10^12 operations in steps of the optimizer, before the first step in a plain product."""
+    10^12 operations in steps of the optimizer, before the first step in a plain product;
+    ``product_s``: the same in a plain product, as measured at the start, 0 if not known."""
 
     forward_s: float = 0.0
     backward_s: float = 0.0
@@ -108,6 +109,7 @@ class Measured:
     up: float = 0.0
     down: float = 0.0
     tera_s: float = 0.0
+    product_s: float = 0.0
 
     @property
     def line(self) -> float:

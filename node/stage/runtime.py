@@ -147,6 +147,7 @@ class StageRuntime:
             up=up,
             down=down,
             tera_s=self.engines.meter.steps.tera_s,
+            product_s=self.engines.meter.steps.product_s,
         )
 
     def describe(

@@ -263,7 +263,7 @@ def test_a_newcomer_on_its_way_counts_where_it_goes_and_one_that_refused_where_i
 def test_the_speed_of_an_unmeasured_newcomer_is_reckoned_from_a_plain_product() -> None:
     roster, balance = with_ends("xyz", "abc", "d")
     for peer, product_s in (("a", 1.0), ("n", 4.0), ("o", 1.0)):
-        costs = Measured(tera_s=product_s)
+        costs = Measured(product_s=product_s)
         speed = 1.0 if peer == "a" else 0.0
         roster.hear(ev.Heartbeat(PeerId(peer), 1, BASE, "d", ev.Capacity(speed, costs=costs)), 0.0)
     moves = balance.deal(roster, [PeerId(p) for p in "xyzabcd"], 10.0)

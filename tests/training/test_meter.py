@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from node.pipeline.timing import Timing
 from node.stage.engines import PipelineMeter
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
@@ -18,6 +19,18 @@ def test_small_parts_do_not_make_an_optimizer_slow() -> None:
         for _ in range(50):
             meter.steps.stepped(epoch, 1e4, 1e-4)  # a vector: 10^4 s for 10^12 operations
         meter.steps.stepped(epoch, 2e12, 20.0)
+
+
+async def test_a_plain_product_is_reported_beside_the_steps_of_the_optimizer(rig: Any) -> None:
+    (a,) = await rig.add("a")
+    a.pipeline.timing = Timing()
+    a.pipeline.slots = lambda: 1
+    steps = a.work.engines.meter.steps
+    steps.product_s = 3.0
+    for epoch in range(2):
+        steps.stepped(epoch, 2e12, 20.0)
+    costs = a.work.costs()
+    assert (costs.tera_s, costs.product_s) == (10.0, 3.0)
 
 
 async def test_work_that_does_not_count_makes_no_device_slow(rig: Any) -> None:

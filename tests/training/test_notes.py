@@ -196,6 +196,8 @@ def test_costs_come_back_within_a_step_of_the_scale() -> None:
         0.004,
         7,
         ((A, LinkCost(0.25, 0.0)), (B, LinkCost(0.0, 0.08)), (PeerId("D"), LinkCost(3.0, 0.5))),
+        tera_s=0.7,
+        product_s=0.2,
     )
     heard = costs_through(said)
     assert costs_through(heard) == heard, "what travelled once travels unchanged"
@@ -203,7 +205,7 @@ def test_costs_come_back_within_a_step_of_the_scale() -> None:
 
     def seconds(of: Measured) -> list[float]:
         ways = [s for _, way in sorted(of.ways) for s in (way.tensor_s, way.trip_s)]
-        return [of.forward_s, of.backward_s, of.loss_s, *ways]
+        return [of.forward_s, of.backward_s, of.loss_s, of.tera_s, of.product_s, *ways]
 
     assert seconds(heard) == pytest.approx(seconds(said), rel=0.03)
 

@@ -97,8 +97,14 @@ def test_a_peer_outside_the_stages_lacks_no_ways() -> None:
 def timed(peer: PeerId, speed: float, product_s: float) -> ev.Heartbeat:
     """A replica of stage 1 with a measured speed, 0 for none, and the time of a plain product."""
     return dataclasses.replace(
-        says(peer, speed), capacity=ev.Capacity(speed, costs=Measured(tera_s=product_s))
+        says(peer, speed), capacity=ev.Capacity(speed, costs=Measured(product_s=product_s))
     )
+
+
+def stepped(note: ev.Heartbeat, tera_s: float) -> ev.Heartbeat:
+    """The heartbeat of a peer that has timed steps of the optimizer too."""
+    costs = dataclasses.replace(note.capacity.costs, tera_s=tera_s)
+    return dataclasses.replace(note, capacity=dataclasses.replace(note.capacity, costs=costs))
 
 
 def test_the_speed_of_a_newcomer_is_reckoned_from_a_plain_product() -> None:
@@ -106,6 +112,15 @@ def test_the_speed_of_a_newcomer_is_reckoned_from_a_plain_product() -> None:
     assert r.speeds.of(C) == pytest.approx(4.0 / 1.6, rel=0.05)
     assert r.speeds.of(D) == 0.0, "nothing is known of it"
     assert r.speeds.believed(C) == 0.0, "it is planned with, and nobody moves for it"
+
+
+def test_a_newcomer_is_compared_by_products_alone_and_not_by_steps_of_the_optimizer() -> None:
+    veterans = (stepped(timed(A, 4.0, 1.0), 20.0), stepped(timed(B, 4.0, 1.0), 0.01))
+    r = roster(*veterans, timed(C, 0.0, 1.6), stepped(timed(D, 0.0, 0.0), 1.0))
+    assert r.speeds.of(C) == pytest.approx(4.0 / 1.6, rel=0.05)
+    assert r.speeds.of(D) == 0.0, "its product is unknown"
+    r = roster(stepped(timed(A, 4.0, 0.0), 20.0), timed(C, 0.0, 1.6))
+    assert r.speeds.of(C) == 4.0, "nothing to compare with"
 
 
 def test_the_product_of_a_newcomer_is_believed_within_bounds() -> None:

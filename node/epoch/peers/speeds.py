@@ -80,16 +80,18 @@ class Speeds:
         0 if the peer's time is unknown."""
         here = self._peers.candidates
         own = here[peer]
-        product_s = own.capacity.costs.tera_s
+        product_s = own.capacity.costs.product_s
         if product_s <= 0:
             return 0.0
         mates = [(p, c) for p, c in here.items() if c.stage == own.stage]
-        known = [(v, c.capacity.costs.tera_s) for p, c in mates if (v := self.believed(p)) > 0]
-        units = [speed * tera_s for speed, tera_s in known if tera_s > 0]
+        known = [
+            (speed, c.capacity.costs.product_s) for p, c in mates if (speed := self.believed(p)) > 0
+        ]
+        units = [speed * took_s for speed, took_s in known if took_s > 0]
         usual = stand_in(speed for speed, _ in known)
         if not units:
-            teras = [c.capacity.costs.tera_s for _, c in mates if c.capacity.costs.tera_s > 0]
-            units = [usual * tera_s for tera_s in teras]
+            products = [c.capacity.costs.product_s for _, c in mates]
+            units = [usual * took_s for took_s in products if took_s > 0]
         return min(max(median(units) / product_s, usual / CEILING), usual * CEILING)
 
     def rows(self, peers: Collection[PeerId]) -> list[tuple[PeerId, float]]:
