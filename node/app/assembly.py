@@ -801,7 +801,7 @@ def run_facts(
             advice=advice(manifest.optimizer),
         ),
         run_id=manifest.run_id,
-        spare=p.stages - manifest.scheduler.hops(p.stages),
+        scheduler=manifest.scheduler,
         prove=True,
         waits=Waits(
             t.epoch_timeout_s,

@@ -11,6 +11,7 @@ from node.epoch.bounds import Bounds
 from node.epoch.pace import RECALL_FROM, RECALL_S
 from node.epoch.plan_context import PlanContext
 from node.scheduler.router import Router
+from node.scheduler.settings import SchedulerSettings
 
 
 @dataclass(frozen=True)
@@ -112,11 +113,10 @@ class EvaluationFacts:
 class RunFacts:
     """Facts that the manifest fixes.
 
-    ``min_replicas``: live peers that every block stage needs before the first epoch. ``spare``:
-    number of block stages that a plan may leave out when nobody holds them. ``prove``: only peers
-    that say they reach each other share a path or a cell. ``may_lead(peer)``: returns True if the
-    run lets that peer lead, by this peer's knowledge; it changes with time, so a leader finds it in
-    heartbeats.
+    ``min_replicas``: live peers that every block stage needs before the first epoch. ``prove``:
+    only peers that say they reach each other share a path or a cell. ``scheduler``: the settings of
+    the paths. ``may_lead(peer)``: returns True if the run lets that peer lead, by this peer's
+    knowledge; it changes with time, so a leader finds it in heartbeats.
     """
 
     stages: int
@@ -128,9 +128,14 @@ class RunFacts:
     make: PlanFunctions
     sizes: WorkSizes = field(default_factory=WorkSizes)
     run_id: str = ""
-    spare: int = 0
+    scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     prove: bool = False
     may_lead: Callable[[PeerId], bool] = lambda peer: True
+
+    @property
+    def spare(self) -> int:
+        """Number of block stages that a plan may leave out when nobody holds them."""
+        return self.stages - self.scheduler.hops(self.stages)
 
     @property
     def bounds(self) -> Bounds:

@@ -116,6 +116,15 @@ class Measured:
         """The lower of its caps, 0 for none."""
         return least(self.up, self.down)
 
+    @property
+    def body_s(self) -> float:
+        """Seconds of a tensor's bytes over its fastest measured connection: the time of a tensor
+        less that of a small message; 0 if none carried tensors, or if the bytes take no time."""
+        return min(
+            (max(0.0, way.tensor_s - way.trip_s) for _, way in self.ways if way.tensor_s > 0),
+            default=0.0,
+        )
+
 
 NOTHING = Measured()
 

@@ -93,6 +93,21 @@ def _turn(peer: PeerId) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
+class StageTerms:
+    """Terms of moves from and to one stage. ``visits``: share of the micro-batches that visit the
+    stage; ``keep``: least number of serving peers that it keeps; ``barred``: peers that do not move
+    to the stage; ``fetch_s``: seconds in which a peer fetches the stage, 0 if unknown."""
+
+    visits: float = 1.0
+    keep: int = 1
+    barred: Container[PeerId] = ()
+    fetch_s: float = 0.0
+
+
+USUAL = StageTerms()
+
+
+@dataclass(frozen=True, slots=True)
 class Move:
     """``peer`` should change from stage ``source`` to stage ``target``; ``gain`` is new over old
     swarm speed, with all moves that were chosen together."""
@@ -178,52 +193,58 @@ def choose_moves(
     stay: Container[PeerId] = (),
     away: Container[PeerId] = (),
     most: int = 4,
-    keep: Mapping[int, int] | None = None,
-    barred: Mapping[int, Container[PeerId]] | None = None,
+    terms: Mapping[int, StageTerms] | None = None,
 ) -> list[Move]:
     """The changes of stage that help the swarm most, at most ``most`` of them at once; empty if
     none are worth their price.
 
-    The swarm is as fast as its slowest stage. At each step that stage gets the peer by whose change
-    the slower of the two stages gains most. The number of steps is the one that pays best: where
-    two stages are equally slow, the first step alone gains nothing. The return of the steps is the
-    gain over ``horizon_s`` less the loss of the swarm while the movers fetch their new stage
-    (``download_s``): the work that the slowest stage does not do then, and the movers' share of the
-    work. The swarm must get faster by the factor :data:`AT_LEAST`: the next wobble of a measurement
-    would undo a smaller gain.
+    The swarm is as fast as its slowest stage: the one with the least total speed over its share of
+    visits. At each step that stage gets the peer by whose change the slower of the two stages gains
+    most. The number of steps is the one that pays best: where two stages are equally slow, the
+    first step alone gains nothing. The return of the steps is the gain over ``horizon_s`` less the
+    loss of the swarm while the movers fetch their new stage (``download_s`` at least): the work
+    that the slowest stage does not do then, and the movers' share of the work. The swarm must get
+    faster by the factor :data:`AT_LEAST`: the next wobble of a measurement would undo a smaller
+    gain.
 
     A mover is assumed to be as fast in the new stage as in the old one. Peers in ``away`` are on
     their way to the stage they are listed in: they count there later, not now. They and the peers
-    in ``stay`` do not move. ``keep``: least number of serving peers by stage, 1 where none is
-    given. ``barred``: by stage, peers that do not move to it.
+    in ``stay`` do not move. ``terms``: by stage, :data:`USUAL` where none are given.
     """
-    least = keep or {}
-    closed = barred or {}
     stages = sorted(view)
+    given = terms or {}
+    by_stage = {s: given.get(s, USUAL) for s in stages}
+    visits = {s: by_stage[s].visits for s in stages}
     cells = _speeds(view)
     here = {s: {p: v for p, v in cells[s].items() if p not in away} for s in stages}
     free = {s: [(v, p) for p, v in sorted(here[s].items()) if p not in stay] for s in stages}
-    loads, serving = ({s: sum(cell[s].values()) for s in stages} for cell in (cells, here))
+    loads, serving = (
+        {s: sum(cell[s].values()) / visits[s] for s in stages} for cell in (cells, here)
+    )
     before = min(loads.values())
     quiet = min(serving.values())
-    price = download_s / len(stages)
+    took = {s: max(download_s, by_stage[s].fetch_s) for s in stages}
+    price = {s: took[s] / sum(visits.values()) for s in stages}
     steps: list[tuple[PeerId, int, int]] = []
     best = 0
     paid = 0.0
     gain = 1.0
     work = 0.0
+    longest = 0.0
     while len(steps) < most:
         target = min(stages, key=lambda s: (loads[s], s))
         worth = 0.0
         found = None
         for source in stages:
-            if source == target or len(here[source]) <= least.get(source, 1):
+            if source == target or len(here[source]) <= by_stage[source].keep:
                 continue
             for speed, peer in free[source]:
-                if peer in closed.get(target, ()):
+                if peer in by_stage[target].barred:
                     continue
-                lower = min(loads[source] - speed, loads[target] + speed)
-                net = (lower - loads[target]) * horizon_s - speed * price
+                lower = min(
+                    loads[source] - speed / visits[source], loads[target] + speed / visits[target]
+                )
+                net = (lower - loads[target]) * horizon_s - speed * price[target]
                 if lower > loads[target] and (found is None or net > worth):
                     worth = net
                     found = (speed, peer, source)
@@ -233,12 +254,13 @@ def choose_moves(
         steps.append((peer, source, target))
         free[source].remove((speed, peer))
         del here[source][peer]
-        loads[source] -= speed
-        loads[target] += speed
-        serving[source] -= speed
-        work += speed
+        loads[source] -= speed / visits[source]
+        loads[target] += speed / visits[target]
+        serving[source] -= speed / visits[source]
+        work += speed * price[target]
+        longest = max(longest, took[target])
         after = min(loads.values())
-        lost = max(0.0, quiet - min(serving.values())) * download_s + work * price
+        lost = max(0.0, quiet - min(serving.values())) * longest + work
         pays = (after - before) * horizon_s - lost
         if after >= before * AT_LEAST and pays > paid:
             best = len(steps)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from node.core.errors import refuse
+from node.core.ids import ENDS
 from node.core.tables import setting
 
 
@@ -54,6 +55,17 @@ class SchedulerSettings:
         if hops < len(live):
             return [s for s in live if s <= self.keep_first]
         return []
+
+    def shares_of_visits(self, stages: int) -> dict[int, float]:
+        """Share of the micro-batches that visit each stage, the ends included, of ``stages`` block
+        stages that all have peers."""
+        hops = self.hops(stages)
+        blocks = range(1, stages + 1)
+        kept = self.kept(blocks, hops)
+        others = 1.0
+        if len(kept) < stages:
+            others = (hops - len(kept)) / (stages - len(kept))
+        return {ENDS: 1.0, **dict.fromkeys(blocks, others), **dict.fromkeys(kept, 1.0)}
 
     def check(self, stages: int, micro_batches: int, may_skip: float) -> None:
         """Check that the settings can hold for ``stages`` block stages and ``micro_batches``

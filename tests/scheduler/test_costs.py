@@ -15,6 +15,13 @@ from node.scheduler.costs import (
 E, A, B, C = (PeerId(p) for p in "eabc")
 
 
+def test_the_bytes_of_a_tensor_take_what_the_fastest_connection_takes_beyond_a_trip() -> None:
+    ways = ((A, LinkCost(1.1, 0.2)), (B, LinkCost(0.5, 0.1)), (C, LinkCost(0.0, 0.01)))
+    assert Measured(ways=ways).body_s == pytest.approx(0.4)
+    assert Measured(ways=ways[2:]).body_s == 0.0, "it has carried no tensor"
+    assert Measured(ways=((A, LinkCost(0.1, 0.2)),)).body_s == 0.0
+
+
 def test_a_delay_is_the_tensor_less_half_the_way_back() -> None:
     said = {
         E: Measured(ways=((A, LinkCost(1.1, 0.2)), (B, LinkCost(0.0, 0.4)))),

@@ -3,7 +3,7 @@ from collections import Counter
 import pytest
 
 from node.core.ids import PeerId
-from node.scheduler.placement import Move, choose_moves, choose_stage, level, spread
+from node.scheduler.placement import Move, StageTerms, choose_moves, choose_stage, level, spread
 
 ME, A, B, C, D = (PeerId(x) for x in ("me", "A", "B", "C", "D"))
 PEERS = [PeerId(f"peer{i}") for i in range(20)]
@@ -194,7 +194,8 @@ def test_a_change_of_stage_says_what_it_gains(view, price, found) -> None:
     ("view", "more", "steps"),
     [
         (FOUR, {"stay": {A, B, C}}, []),
-        (FOUR, {"barred": {2: {A}, 1: {B, C}}}, [(B, 1, 2)]),
+        (FOUR, {"terms": {2: StageTerms(barred={A}), 1: StageTerms(barred={B, C})}}, [(B, 1, 2)]),
+        (FOUR, {"terms": {1: StageTerms(keep=3)}}, []),
         pytest.param({1: {A: 1.0, B: 2.0, C: 3.0}, 2: {D: 1.0}}, {}, [(B, 1, 2)], id="one fits"),
         pytest.param({1: {A: 1.0, B: 1.0}, 2: {C: 1.0}}, {}, [], id="only moves the bottleneck"),
         pytest.param(
@@ -203,6 +204,8 @@ def test_a_change_of_stage_says_what_it_gains(view, price, found) -> None:
         # Half of A's work in 10 s of download is more than the gain of 0.4 a second in 12 s.
         (UNEVEN, {"horizon_s": 12}, []),
         (UNEVEN, {"horizon_s": 13}, [(A, 1, 2)]),
+        (UNEVEN, {"horizon_s": 13, "terms": {2: StageTerms(fetch_s=11.0)}}, []),
+        (UNEVEN, {"horizon_s": 13, "terms": {1: StageTerms(fetch_s=11.0)}}, [(A, 1, 2)]),
         (
             {1: {A: 2.0, B: 2.0}, 2: {C: 1.0}, 3: {D: 9.0}},
             {"download_s": 1, "horizon_s": 10},
@@ -221,6 +224,17 @@ def test_a_change_of_stage_says_what_it_gains(view, price, found) -> None:
 )
 def test_a_move_that_costs_more_than_it_gains_is_not_made(view, more, steps) -> None:
     assert moves(view, **more) == steps
+
+
+def test_a_stage_on_fewer_paths_needs_less_speed() -> None:
+    half = {2: StageTerms(visits=0.5)}
+    even = {1: {A: 2.0, B: 2.0}, 2: {C: 1.9}}
+    assert len(moves(even)) == 1
+    assert moves(even, terms=half) == [], "4, and 1.9 for half of the visits"
+    (move,) = choose_moves(
+        {1: {A: 2.0}, 2: {B: 2.0, C: 2.0}}, download_s=1.0, horizon_s=300.0, terms=half
+    )
+    assert (move.target, move.gain) == (1, 2.0), "2 and 8 before, 4 and 4 then"
 
 
 def test_two_stages_that_are_equally_slow_are_helped_together() -> None:

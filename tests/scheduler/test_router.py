@@ -231,6 +231,22 @@ def test_settings_that_hold_are_taken() -> None:
     SchedulerSettings(skip=0.5, keep_first=1, max_jump=3).check(4, 8, 0.5)
 
 
+@pytest.mark.parametrize(
+    ("skip", "keep", "shares"),
+    [
+        (0.0, 2, [1.0, 1.0, 1.0, 1.0, 1.0]),
+        (0.25, 0, [1.0, 0.75, 0.75, 0.75, 0.75]),
+        (0.25, 1, [1.0, 1.0, 2 / 3, 2 / 3, 2 / 3]),
+        (0.5, 1, [1.0, 1.0, 1 / 3, 1 / 3, 1 / 3]),
+    ],
+)
+def test_the_ends_and_kept_stages_are_on_all_paths_and_the_others_on_a_share(
+    skip: float, keep: int, shares: list[float]
+) -> None:
+    settings = SchedulerSettings(skip=skip, keep_first=keep)
+    assert [settings.shares_of_visits(4)[s] for s in range(5)] == shares
+
+
 def test_a_replica_of_an_idle_stage_gets_its_share_of_the_work() -> None:
     costs = alike(2, ea=4.0, eb=4.0, **{"1b": 1.1, "2b": 1.1})
     laid = Router(SchedulerSettings("planned"), 2).lay(ENDS, blocks(2), samples(24), costs)

@@ -23,9 +23,9 @@ def assign(stage: int, cell: Any, previous: Any, room: Any) -> dict[str, PeerId]
 
 def facts(**kw: Any) -> RunFacts:
     """Facts of a run of two block stages. `kw`: fields of the facts, or of their values, by
-    name."""
+    name; `spare`: block stages that plans may leave out."""
     stages = kw.get("stages", 2)
-    settings = SchedulerSettings("round-robin", skip=kw.get("spare", 0) / stages)
+    settings = SchedulerSettings("round-robin", skip=kw.pop("spare", 0) / stages)
     given: dict[str, Any] = {
         "stages": stages,
         "epochs": 100,
@@ -41,6 +41,7 @@ def facts(**kw: Any) -> RunFacts:
         "late_s": 20.0,
         "sequence": 16,
         "assign": assign,
+        "scheduler": settings,
         "router": lambda: Router(settings, stages),
     } | kw
 

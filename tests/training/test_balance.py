@@ -11,6 +11,7 @@ from node.epoch import events as ev
 from node.epoch.leader.balance import COMING_S, REST_S, Balance
 from node.epoch.leader.roster import Roster
 from node.scheduler.costs import LinkCost, Measured
+from node.scheduler.settings import SchedulerSettings
 
 BASE = Version(3, "a" * 32)
 
@@ -52,6 +53,17 @@ def test_one_that_never_comes_back_is_forgotten() -> None:
     assert balance.look(roster, BASE, 10.0 + COMING_S - 1.0) == []
     moves = balance.look(roster, BASE, 20.0 + COMING_S)
     assert [(m.source, m.target) for m in moves] == [(1, 2)], "4 and 1"
+
+
+def test_a_peer_that_is_still_coming_counts_where_it_goes() -> None:
+    roster, balance = swarm("abcdef", "z")
+    first = balance.look(roster, BASE, 10.0)
+    for m in first:
+        roster.gone(m.peer)
+    still = {m.peer: 2 for m in first}
+    assert balance.look(roster, BASE, 20.0 + COMING_S, coming=still) == []
+    back = {m.peer: 1 for m in first} | {PeerId("x"): None}
+    assert len(balance.look(roster, BASE, 30.0 + COMING_S, coming=back)) == 1, "4 and 1"
 
 
 def test_looks_have_their_interval_between_them() -> None:
@@ -209,6 +221,24 @@ def test_where_peers_come_and_go_a_small_gain_does_not_pay() -> None:
     assert asked(40) == 0
 
 
+def test_a_stage_that_all_paths_visit_keeps_more_speed_than_the_others() -> None:
+    """Every path leaves out one of four stages, never the first."""
+    asked = []
+    for scheduler in (SchedulerSettings(skip=0.25, keep_first=1), SchedulerSettings()):
+        roster = Roster(4)
+        balance = Balance(4, 10.0, 1.0, scheduler)
+        for stage, (peers, speed) in enumerate(
+            (("abcdef", 1.0), ("ghij", 1.0), ("klmn", 1.08), ("opqr", 1.08)), start=1
+        ):
+            for peer in peers:
+                hear(roster, peer, stage, speed)
+        roster.versions.agree(BASE)
+        balance.look(roster, BASE, 0.0)
+        moves = balance.look(roster, BASE, 10.0)
+        asked.append([(m.source, m.target) for m in moves])
+    assert asked == [[], [(1, 2)]], "6 for all of the visits, 4 for two thirds of them"
+
+
 # ---------------------------------------------------------------- newcomers, as an epoch closes
 
 
@@ -302,6 +332,17 @@ def test_one_that_has_gone_on_its_way_is_forgotten_soon() -> None:
     hear(roster, "p", 1)
     assert dealt(balance, roster, "xyzabd", 10.0 + COMING_S - 1.0) == []
     assert dealt(balance, roster, "xyzabd", 10.0 + COMING_S) == [("p", 1, 2)]
+
+
+def test_a_newcomer_that_is_still_coming_counts_where_it_goes() -> None:
+    roster, balance = with_ends("xyz", "abn", "d")
+    assert dealt(balance, roster, "xyzabd") == [("n", 1, 2)]
+    roster.gone(PeerId("n"))
+    hear(roster, "p", 1)
+    members = [PeerId(p) for p in "xyzabd"]
+    coming = {PeerId("n"): 2}
+    assert balance.deal(roster, members, 10.0 + COMING_S, coming=coming) == []
+    assert len(balance.deal(roster, members, 10.0 + COMING_S)) == 1
 
 
 def test_only_peers_that_the_next_plan_counts_on_are_dealt_and_counted() -> None:

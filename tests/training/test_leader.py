@@ -564,6 +564,24 @@ def test_an_epoch_goes_on_where_nothing_is_known_of_its_members_or_none_could_jo
     assert leader.plan == plan
 
 
+def test_an_epoch_begins_again_for_the_stage_that_most_paths_wait_for() -> None:
+    settings = SchedulerSettings("round-robin", skip=0.5, keep_first=1)
+    about: dict[str, Any] = {
+        "stages": 4,
+        "scheduler": settings,
+        "router": lambda: Router(settings, 4),
+        "target_batch": 24,
+        "late_s": 1e9,
+        "epoch_s": 1e6,
+    }
+    speeds = {E: 9.0} | {PeerId(f"stage{n}a"): 2.0 for n in range(1, 5)}
+    leader, plan = begun([heard(p, speed=speed) for p, speed in speeds.items()], **about)
+    leader.handle(heard(PeerId("stage1b"), speed=2.2), 5.0)
+    again = next_plan(leader.handle(ev.ClockTick(), 2.0 + OUTGROWN_S))
+    assert again.base == plan.base
+    assert again.member(PeerId("stage1b")) is not None, "the others have a third of the visits"
+
+
 def test_newcomers_make_an_epoch_begin_again_a_few_times_only() -> None:
     leader, plan = begun(late_s=1e9, epoch_s=1e6)
     plans = 0
@@ -628,6 +646,33 @@ def test_members_are_asked_also_where_no_epoch_is_planned_or_none_succeeds() -> 
         asked += moved(done)
         plan = next_plan(leader.handle(ev.ClockTick(), now + 3.0))
     assert {stage for _, stage in asked} == {2}
+
+
+@pytest.mark.parametrize("still", [True, False])
+def test_nobody_is_sent_after_a_peer_that_takes_long_to_fetch_its_new_stage(still: bool) -> None:
+    def place(stage: int, cell: Any, previous: Any, room: Any) -> dict[str, PeerId]:
+        raise OutOfResources("w keeps 100 bytes of state, nobody has room", "add a peer")
+
+    notes = [heard(E, speed=4.0), *map(heard, LOPSIDED)]
+    leader = led(facts(assign=place, rebalance_every_s=10.0, download_s=1.0, late_s=1e9), notes)
+    leader.handle(ev.ClockTick(), 2.0)
+    ((peer, stage),) = moved(leader.handle(ev.ClockTick(), 13.0))
+    leader.handle(ev.Unreachable(peer), 14.0)
+    coming = {peer: stage} if still else {}
+    asked = moved(leader.handle(ev.ClockTick(coming=coming), 15.0 + COMING_S))
+    assert [target for _, target in asked] == ([] if still else [stage])
+
+
+@pytest.mark.parametrize(("tensor_s", "asked"), [(0.01, [ENDS, 2]), (10.0, [])])
+def test_nobody_moves_to_a_stage_whose_fetch_takes_longer_than_the_gain_lasts(
+    tensor_s: float, asked: list[int]
+) -> None:
+    costs = Measured(ways=((E, LinkCost(tensor_s)),))
+    notes = [heard(E, speed=4.0), *(heard(p, costs=costs) for p in LOPSIDED)]
+    about: dict[str, Any] = {"parameters": (10**6,) * 3, "tensor": 10**4, "late_s": 1e9}
+    leader, plan = begun(notes, rebalance_every_s=10.0, download_s=1.0, **about)
+    plan = next_plan(commits(leader, plan, 3.0))
+    assert sorted(stage for _, stage in moved(reported(leader, plan, 14.0))) == asked
 
 
 def test_no_newcomer_moves_for_an_epoch_that_never_comes() -> None:

@@ -94,8 +94,15 @@ class RecordingSetup:
             router=lambda: Router(self.scheduler, self.run.stages),
             read=read,
         )
-        numbers = vars(self.run)
-        return RunFacts(make=make, batch=self.batch, evaluation=self.evaluation, **numbers)
+        # The scheduler says how many stages a plan may leave out.
+        numbers = {name: value for name, value in vars(self.run).items() if name != "spare"}
+        return RunFacts(
+            make=make,
+            batch=self.batch,
+            evaluation=self.evaluation,
+            scheduler=self.scheduler,
+            **numbers,
+        )
 
 
 @dataclass(frozen=True)

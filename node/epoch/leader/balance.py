@@ -11,16 +11,20 @@ all stages. An epoch of few members begins anew when newcomers make it much fast
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection, Container, Mapping
+from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from node.core.ids import ENDS, PeerId
-from node.core.journey import Version
+from node.core.journey import Plan, Version
 from node.epoch.leader.attempt import EpochAttempt
 from node.epoch.leader.roster import Roster
 from node.epoch.leader.takeover import work_by_peer
 from node.epoch.peers.speeds import CEILING
-from node.scheduler.placement import Move, View, choose_moves, level
+from node.scheduler.placement import Move, StageTerms, View, choose_moves, level
+from node.scheduler.settings import SchedulerSettings
 
 SETTLED_MOVES = 10
 """Multiple of ``every_s`` for which a peer that was asked to change its stage is left alone."""
@@ -29,7 +33,8 @@ AT_ONCE = 8
 """One in AT_ONCE peers may be asked to move at a time, and always two."""
 
 COMING_S = 60.0
-"""Most seconds to wait for a peer on its way to a stage that lacks peers."""
+"""Most seconds to wait for a peer on its way to a stage, unless its record says that it is still
+coming."""
 
 ENDS_KEPT = 2
 """Peers that the ends keep: the leader, and another one that can lead after it."""
@@ -47,13 +52,26 @@ OUTGROWN_TIMES = 2
 REST_S = 100.0
 """Least seconds for which a peer that was asked to help such a stage is left alone."""
 
+NOBODY: Mapping[PeerId, int | None] = MappingProxyType({})
+UNKNOWN: Mapping[int, float] = MappingProxyType({})
+
+PLAIN = SchedulerSettings()
+"""Settings of paths that visit every stage."""
+
 
 class Balance:
-    """Moves of one swarm. ``every_s``: seconds between two looks, 0 never looks; ``download_s``:
-    seconds that a move costs the peer that moves."""
+    """Moves of one swarm of ``stages`` block stages. ``every_s``: seconds between two looks, 0
+    never looks; ``download_s``: seconds that a move costs the peer that moves; ``scheduler``: the
+    settings of the paths, which say how often each stage is visited."""
 
-    def __init__(self, stages: int, every_s: float, download_s: float) -> None:
-        self._stages = stages
+    def __init__(
+        self,
+        stages: int,
+        every_s: float,
+        download_s: float,
+        scheduler: SchedulerSettings = PLAIN,
+    ) -> None:
+        self._visits = scheduler.shares_of_visits(stages)
         self._every = every_s
         self._download = download_s
         self._asked: dict[PeerId, tuple[float, int, float]] = {}
@@ -84,15 +102,24 @@ class Balance:
             self._asked[peer] = now, 0, 0.0
 
     def look(
-        self, roster: Roster, base: Version | None, now: float, epoch_s: float = 0.0
+        self,
+        roster: Roster,
+        base: Version | None,
+        now: float,
+        epoch_s: float = 0.0,
+        *,
+        coming: Mapping[PeerId, int | None] = NOBODY,
+        fetch_s: Mapping[int, float] = UNKNOWN,
     ) -> list[Move]:
         """The moves that pay: often none, and none before the next look is due. ``epoch_s``:
-        seconds of an epoch, which a member that moves may miss.
+        seconds of an epoch, which a member that moves may miss; ``coming``: peers about to take
+        part, with their stage; ``fetch_s``: seconds in which a peer fetches each stage, if known.
 
-        A peer that was asked to move and is absent is on its way: it counts at its new stage, and
-        so does one that :meth:`deal` asked at this moment. A newcomer that was not measured yet, or
-        does not hold ``base`` yet, counts where it is and does not move. A peer that has not held
-        ``base`` for long does not count. The leader stays, and another peer beside it at the ends.
+        A peer that was asked to move and is absent is on its way for a minute, and while it is
+        ``coming`` to the new stage: it counts there, and so does one that :meth:`deal` asked at
+        this moment. A newcomer that was not measured yet, or does not hold ``base`` yet, counts
+        where it is and does not move. A peer that has not held ``base`` for long does not count.
+        The leader stays, and another peer beside it at the ends.
         """
         self._looked = min(self._looked, now)
         if not self._every or now - self._looked < self._every or base is None:
@@ -103,25 +130,26 @@ class Balance:
         here = {
             p: c
             for p, c in roster.peers.candidates.items()
-            if not c.leaving and c.stage <= self._stages
+            if not c.leaving and c.stage in self._visits
         }
         behind = [p for p in here if not roster.versions.can_start(p, base)]
         self._behind = {p: self._behind.get(p, now) for p in behind}
-        view: dict[int, dict[PeerId, float]] = {s: {} for s in range(self._stages + 1)}
-        coming = self._on_their_way(here, now)
-        away = {*self._behind, *coming}
+        view: dict[int, dict[PeerId, float]] = {s: {} for s in self._visits}
+        on_their_way = self._on_their_way(here, coming, now)
+        away = {*self._behind, *on_their_way}
         for p, c in here.items():
-            if p not in coming and now - self._behind.get(p, now) < settled:
+            if p not in on_their_way and now - self._behind.get(p, now) < settled:
                 view[c.stage][p] = roster.speeds.believed(p)
                 if c.capacity.speed <= 0:
                     away.add(p)
-        for p, (target, speed) in coming.items():
+        for p, (target, speed) in on_their_way.items():
             view[target][p] = speed
         if not view[ENDS]:
             del view[ENDS]
         return self._choose(
             view,
             now,
+            fetch_s,
             download_s=max(self._download, epoch_s),
             horizon_s=max(self._lasts(roster, now), epoch_s),
             stay={*self._asked, roster.peers.leader},
@@ -130,10 +158,18 @@ class Balance:
         )
 
     def deal(
-        self, roster: Roster, members: Collection[PeerId], now: float, epoch_s: float = 0.0
+        self,
+        roster: Roster,
+        members: Collection[PeerId],
+        now: float,
+        epoch_s: float = 0.0,
+        *,
+        coming: Mapping[PeerId, int | None] = NOBODY,
+        fetch_s: Mapping[int, float] = UNKNOWN,
     ) -> list[Move]:
         """The moves that pay among waiting peers: those ready for work that are not ``members`` of
-        the closing epoch and were not asked lately. ``epoch_s``: seconds of an epoch."""
+        the closing epoch and were not asked lately. ``epoch_s``: seconds of an epoch; ``coming``
+        and ``fetch_s`` as for :meth:`look`."""
         if not self._every:
             return []
         self._forget(now)
@@ -145,12 +181,13 @@ class Balance:
         if not free:
             return []
         view = _expected(roster, by_stage, members)
-        away = self._on_their_way(here, now)
+        away = self._on_their_way(here, coming, now)
         for p, (target, speed) in away.items():
             view[target][p] = speed
         return self._choose(
             view,
             now,
+            fetch_s,
             download_s=self._download,
             horizon_s=max(self._lasts(roster, now), epoch_s),
             stay=here - free,
@@ -158,11 +195,16 @@ class Balance:
             most=len(free),
         )
 
-    def _choose(self, view: View, now: float, **limits: Any) -> list[Move]:
+    def _choose(
+        self, view: View, now: float, fetch_s: Mapping[int, float], **limits: Any
+    ) -> list[Move]:
         """Choose moves by :func:`~node.scheduler.placement.choose_moves` with ``limits`` as its
         arguments, and note their peers as asked."""
-        keep = {ENDS: ENDS_KEPT}
-        moves = choose_moves(view, keep=keep, barred={ENDS: self._not_ends}, **limits)
+        terms = {
+            s: StageTerms(share, fetch_s=fetch_s.get(s, 0.0)) for s, share in self._visits.items()
+        }
+        terms[ENDS] = replace(terms[ENDS], keep=ENDS_KEPT, barred=self._not_ends)
+        moves = choose_moves(view, terms=terms, **limits)
         for move in moves:
             self._asked[move.peer] = now, move.target, view[move.source][move.peer]
         return moves
@@ -192,8 +234,9 @@ class Balance:
         if all(p in members for peers in ready.values() for p in peers):
             return False
         # A member that leaves ends this epoch, but is in no other.
-        few = _slowest(_expected(roster, working, members))
-        everybody = _slowest(_expected(roster, ready, members))
+        visits = _visits(plan)
+        few = _slowest(_expected(roster, working, members), visits)
+        everybody = _slowest(_expected(roster, ready, members), visits)
         left = 1 - _done(roster, attempt)
         if not few or left * everybody < OUTGROWN * few:
             return False
@@ -253,14 +296,17 @@ class Balance:
                 return m
         return None
 
-    def _on_their_way(self, here: Container[PeerId], now: float) -> dict[PeerId, tuple[int, float]]:
-        """Peers that were asked to move a moment ago and are not ``here``, or are asked now, with
-        the target stage and the speed of each."""
+    def _on_their_way(
+        self, here: Container[PeerId], coming: Mapping[PeerId, int | None], now: float
+    ) -> dict[PeerId, tuple[int, float]]:
+        """Peers that are not ``here`` and were asked to move a moment ago or are still ``coming``
+        to the target, or are asked now; with the target stage and the speed of each."""
         most_s = max(COMING_S, self._every)
         return {
             p: (target, speed)
             for p, (at, target, speed) in self._asked.items()
-            if (p not in here or at == now) and speed and now - at < most_s
+            if (p not in here or at == now) and speed
+            if now - at < most_s or coming.get(p) == target
         }
 
     def _forget(self, now: float) -> None:
@@ -321,9 +367,18 @@ def _expected(
     return view
 
 
-def _slowest(view: View) -> float:
-    """Total speed of the slowest stage, in micro-batches per second; 0 if it is unknown."""
-    return min(math.fsum(peers.values()) for peers in view.values())
+def _visits(plan: Plan) -> dict[int, float]:
+    """Share of the micro-batches of a plan that visit each of their stages."""
+    counts = Counter(hop.stage for path in plan.paths for hop in path.hops)
+    shares = {stage: count / len(plan.paths) for stage, count in counts.items()}
+    return {ENDS: 1.0, **shares}
+
+
+def _slowest(view: View, visits: Mapping[int, float]) -> float:
+    """Micro-batches per second of the slowest stage that is visited, by its speeds and share of
+    visits; 0 if it is unknown."""
+    speeds = {stage: math.fsum(peers.values()) for stage, peers in view.items()}
+    return min(speed / visits[stage] for stage, speed in speeds.items() if stage in visits)
 
 
 def _holds(roster: Roster, peer: PeerId, mates: Collection[PeerId]) -> bool:

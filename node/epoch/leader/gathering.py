@@ -3,12 +3,13 @@ Pure. Enters: the roster, the peers that come and go. Leaves: requests, the reas
 Never: a plan, the version that it starts from (:mod:`node.epoch.leader.starting_point`)."""
 
 from collections.abc import Mapping, Sequence
+from statistics import median
 
 from node.core.errors import OutOfResources
 from node.core.ids import ENDS, PeerId
 from node.core.journey import Hop, Plan, Version
 from node.epoch import events as ev
-from node.epoch.facts import RunFacts
+from node.epoch.facts import RunFacts, WorkSizes
 from node.epoch.leader import reports
 from node.epoch.leader.attempt import EpochAttempt
 from node.epoch.leader.balance import Balance
@@ -33,7 +34,9 @@ class Gathering:
         self._facts = facts
         self.starting = StartingPoint(facts)
         self.takeover = Takeover(past)
-        self._balance = Balance(facts.stages, facts.waits.rebalance_every_s, facts.waits.download_s)
+        self._balance = Balance(
+            facts.stages, facts.waits.rebalance_every_s, facts.waits.download_s, facts.scheduler
+        )
         self.waiting: Wait | None = Wait(Lack.SETTLING)
         """The reason why no epoch is planned; None when one is."""
         self._thin: tuple[int, ...] = ()
@@ -189,7 +192,14 @@ class Gathering:
         it; but one that is asked when a plan is made would be in that plan."""
         if plan.epoch + 1 >= self._facts.epochs or self.starting.bare:
             return []
-        dealt = self._balance.deal(roster, {m.peer for m in plan.members}, now, run_s)
+        dealt = self._balance.deal(
+            roster,
+            {m.peer for m in plan.members},
+            now,
+            run_s,
+            coming=self._coming,
+            fetch_s=_fetch_s(self._facts.sizes, roster),
+        )
         return _all_asked(dealt) + self.look_again(roster, plan.base, now, run_s)
 
     def look_again(
@@ -199,7 +209,15 @@ class Gathering:
         the others up. Also where no epoch closes, because none is planned or none succeeds."""
         if base.epoch >= self._facts.epochs or self.starting.bare:
             return []
-        return _all_asked(self._balance.look(roster, base, now, run_s))
+        moves = self._balance.look(
+            roster,
+            base,
+            now,
+            run_s,
+            coming=self._coming,
+            fetch_s=_fetch_s(self._facts.sizes, roster),
+        )
+        return _all_asked(moves)
 
     def outgrown(self, roster: Roster, attempt: EpochAttempt, now: float) -> bool:
         """Return True if an epoch under way should begin anew, for the many peers that wait."""
@@ -217,6 +235,17 @@ class Gathering:
         if move is None:
             return []
         return _asked(move, reports.help_asked(move))
+
+
+def _fetch_s(sizes: WorkSizes, roster: Roster) -> dict[int, float]:
+    """Expected seconds in which a peer with a usual line fetches the parameters of each stage;
+    empty if too little is known."""
+    costs = [c.capacity.costs for c in roster.peers.candidates.values()]
+    bodies = [m.body_s for m in costs if m.body_s > 0]
+    if not bodies or not sizes.tensor:
+        return {}
+    byte_s = median(bodies) / sizes.tensor
+    return {stage: size * byte_s for stage, size in enumerate(sizes.parameters)}
 
 
 def _all_asked(moves: Sequence[Move]) -> list[ev.LeaderAction]:
