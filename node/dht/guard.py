@@ -241,7 +241,6 @@ class AdmissionFilter:
         self._company = company
         strangers_up = STRANGERS_SHARE * max_up or STRANGERS_UP
         self._answers = TokenBucket(strangers_up, STRANGERS_S * strangers_up)
-        self._short_answers = TokenBucket(strangers_up, STRANGERS_S * strangers_up)
         self._sure = TokenBucket(1 / SURE_EVERY_S, 2.0)
         self._rate = TokenBucket(REQUESTS_PER_S, REQUESTS_AT_ONCE)
         self._strangers = TokenBucket(STRANGERS_PER_S, REQUESTS_AT_ONCE)
@@ -288,7 +287,7 @@ class AdmissionFilter:
             self._rate.charge(peer, now, nbytes / ANSWER_BYTES)
             return True
         self._strangers.charge(peer, now, nbytes / STRANGER_BYTES)
-        return self._answers.allow(_ALL, now, nbytes)
+        return self._answers.allow(_USUAL, now, nbytes)
 
     def may_have_short_answer(self, caller: PeerID) -> bool:
         """Count a short answer to a stranger that gets no usual one; False when it has had its
@@ -303,7 +302,7 @@ class AdmissionFilter:
     def may_answer_shortly(self, caller: PeerID, nbytes: int) -> bool:
         """Count a short answer of ``nbytes``; False when those to strangers are too many
         already."""
-        if self._short_answers.allow(_ALL, self._clock.now(), nbytes):
+        if self._answers.allow(_SHORT, self._clock.now(), nbytes):
             return True
         self.refuse("answers", PeerId(caller.to_base58()))
         return False
@@ -358,8 +357,9 @@ class AdmissionFilter:
         return stub
 
 
-_ALL = PeerId("")
-"""The name under which all strangers share one bucket."""
+_USUAL = PeerId("usual")
+_SHORT = PeerId("short")
+"""The names under which the usual answers to all strangers share a bucket, and the short ones."""
 
 
 class _Labelled:
