@@ -653,7 +653,8 @@ class SwarmProtocol(DHTProtocol):
             return records
         short = DictionaryDHTValue()
         writers = map(str, records.data)
-        for writer in self._door.passed_on(peer, writers, self.p2p.peer_id, most):
+        me: Any = self.p2p.peer_id
+        for writer in self._door.passed_on(peer, writers, me, most):
             record = records.get(writer)
             if record is not None:
                 short.store(writer, record.value, record.expiration_time)
