@@ -57,6 +57,13 @@ class WorkSizes:
     sequence: int = 0
     wires: Mapping[str, int] = field(default_factory=dict)
 
+    @property
+    def coarsest(self) -> float:
+        """Share of a tensor's bytes that it has in the coarsest format that a plan may choose."""
+        if not self.wires:
+            return 1.0
+        return min(self.wires.values()) / max(1, *self.wires.values())
+
 
 Assign = Callable[
     [int, Sequence[tuple[PeerId, float]], Mapping[str, PeerId], Mapping[PeerId, int]],

@@ -1,5 +1,6 @@
 """Paths of a plan by the costs that members report: forecasts, searches, trials."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -178,6 +179,23 @@ def test_stages_that_a_run_skips_are_visited_in_turns() -> None:
     taken = next_plan(tell(heir(E, leader.facts, plan), notes, 10.0))
     skipped = {1, 2, 3} - {h.stage for path in plan.paths for h in path.hops}
     assert skipped <= {h.stage for path in taken.paths for h in path.hops}
+
+
+@pytest.mark.parametrize(
+    ("wires", "few"), [({}, 0), ({"fp16": 10**4, "int8": 2500}, 2)], ids=["one format", "coarser"]
+)
+def test_an_ends_peer_with_a_narrow_line_starts_few_micro_batches(
+    wires: dict[str, int], few: int
+) -> None:
+    narrow = PeerId("ends2")
+    # Two tensors of ten seconds for a micro-batch, where its device needs one second.
+    notes = [heard(p, costs=costs(p, 1e-3)) for p in PEERS]
+    notes.append(heard(narrow, costs=costs(narrow, 10.0)))
+    _, plan = begun(notes, **WORK, wires=wires, target_batch=64)
+    started = Counter(path.origin for path in plan.paths)
+    assert (started[E], started[narrow]) == (16 - few, few)
+    pipeline = PipelineSettings(2, 4)
+    assert of_paths(plan, pipeline, PLANNED, 16) == "", "members follow it"
 
 
 def test_an_ends_peer_without_a_path_starts_nothing() -> None:

@@ -9,8 +9,8 @@ from node.core.journey import Version
 from node.epoch import events as ev
 from node.epoch.leader.roster import Roster
 from node.epoch.pace import MOST_LACKING
-from node.epoch.peers.speeds import CEILING, GRID
-from node.scheduler.costs import Measured
+from node.epoch.peers.speeds import CEILING, FORGIVE_AFTER, GRID
+from node.scheduler.costs import LinkCost, Measured
 from tests.training.test_roster import A, B, C, D, proving, ready, roster, says
 
 
@@ -132,3 +132,39 @@ def test_the_product_of_a_newcomer_is_believed_within_bounds() -> None:
 def test_before_anything_was_measured_speeds_are_in_the_ratio_of_products() -> None:
     r = roster(timed(A, 0.0, 1.0), timed(B, 0.0, 1.5))
     assert r.speeds.of(A) / r.speeds.of(B) == pytest.approx(1.5, rel=0.06)
+
+
+def lined(peer: PeerId, speed: float, stage: int, *tensors_s: float) -> ev.Heartbeat:
+    """A peer with a measured speed, and with connections of a tenth of a second there and back that
+    carry a tensor in these seconds."""
+    ways = tuple((PeerId(f"to {s}"), LinkCost(s, 0.1)) for s in tensors_s)
+    capacity = ev.Capacity(speed, costs=Measured(ways=(*ways, (D, LinkCost(0.0, 0.1)))))
+    return dataclasses.replace(says(peer, speed, stage), capacity=capacity)
+
+
+@pytest.mark.parametrize(
+    ("stage", "tensors_s", "coarsest", "speed"),
+    [
+        (0, (8.1, 20.0), 1.0, 1 / 16),
+        (0, (8.1,), 0.25, 1 / 4),
+        (0, (0.2,), 1.0, 2.0),
+        (0, (8.1, 0.05), 1.0, 2.0),
+        (0, (), 1.0, 2.0),
+        (1, (8.1,), 1.0, 2.0),
+    ],
+    ids=["narrow", "coarser", "wide", "one wide way", "not measured", "block stage"],
+)
+def test_an_ends_peer_starts_what_its_line_carries(
+    stage: int, tensors_s: tuple[float, ...], coarsest: float, speed: float
+) -> None:
+    r = Roster(2, coarsest=coarsest)
+    r.hear(lined(A, 2.0, stage, *tensors_s), 0.0)
+    assert r.speeds.of(A) == pytest.approx(speed, rel=0.03)
+
+
+def test_a_line_without_work_for_long_is_tried_again() -> None:
+    r = roster(lined(A, 2.0, 0, 8.1), says(B, 2.0, 0))
+    for _ in range(FORGIVE_AFTER):
+        assert r.speeds.of(A) == pytest.approx(1 / 16)
+        r.speeds.worked({A, B}, {B})
+    assert r.speeds.of(A) == pytest.approx(CEILING / 16)

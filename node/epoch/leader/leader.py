@@ -103,6 +103,7 @@ class Leader:
             _owners(newest),
             stood=self.memory.stood,
             late_s=facts.waits.late_s,
+            coarsest=facts.sizes.coarsest,
         )
         self.conduct = Conduct(conduct)
         self.gathering = Gathering(facts, history)

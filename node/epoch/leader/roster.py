@@ -25,7 +25,8 @@ class Roster:
     """The roster of ``leader`` in a run of ``stages`` block stages. ``prove``: only peers take part
     that are proven to reach the leader and every owner of their stage; ``known``: peers that the
     leader has worked with; ``owning``: owners in the last plan, by stage; ``stood`` as for
-    :class:`Versions`; ``late_s`` as for :class:`SignsOfLife`."""
+    :class:`Versions`; ``late_s`` as for :class:`SignsOfLife`; ``coarsest`` as for
+    :class:`Speeds`."""
 
     def __init__(
         self,
@@ -37,12 +38,13 @@ class Roster:
         *,
         stood: Stood = lambda version: {},
         late_s: float = Waits.late_s,
+        coarsest: float = 1.0,
     ) -> None:
         self.life = SignsOfLife(late_s)
         self.peers = Peers(stages, leader, known)
         self.participants = Participants(self.peers, prove, owning)
         self.versions = Versions(self.peers, self.participants, stood)
-        self.speeds = Speeds(self.peers)
+        self.speeds = Speeds(self.peers, coarsest)
 
     def hear(self, e: ev.Heartbeat, now: float) -> None:
         """Take a peer's heartbeat."""

@@ -43,9 +43,7 @@ class Routing:
         self._sizes = facts.sizes.parameters
         self._tensor = facts.sizes.tensor
         self._wires = facts.sizes.wires
-        self._coarsest = 1.0
-        if self._wires:
-            self._coarsest = min(self._wires.values()) / max(1, *self._wires.values())
+        self._coarsest = facts.sizes.coarsest
         self._formats: Mapping[tuple[PeerId, PeerId], str] = {}
         self.laid: Laid | None = None
         self.costs = Costs()

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from copy import copy
 from statistics import median
 
-from node.core.ids import PeerId
+from node.core.ids import ENDS, PeerId
 from node.epoch.peers.peers import Peers
 from node.scheduler.costs import NOTHING, Measured, quantise
 from node.scheduler.quotas import stand_in
@@ -24,13 +24,17 @@ was measured to be, and is tried with one micro-batch at least."""
 GRID = 12
 """Points per factor of two of the speeds to plan with. An ends peer gets micro-batches in
 proportion to its speed, and all others wait for the one that was rounded up most."""
+TENSORS = 2
+"""Tensors of a micro-batch that an ends peer sends: its activation, and later its gradient."""
 
 
 class Speeds:
-    """Speeds and costs of these peers."""
+    """Speeds and costs of these peers. ``coarsest``: share of a measured tensor's bytes that it has
+    in the coarsest format that a plan may choose."""
 
-    def __init__(self, peers: Peers) -> None:
+    def __init__(self, peers: Peers, coarsest: float = 1.0) -> None:
         self._peers = peers
+        self._coarsest = coarsest
         self._planned: dict[PeerId, float] = {}
         """The speed that each peer was last planned with."""
         self._idle: dict[PeerId, int] = {}
@@ -50,13 +54,28 @@ class Speeds:
 
     def of(self, peer: PeerId) -> float:
         """Micro-batches per second to plan with, quantised; 0 for unknown. The speed of a peer that
-        was not measured yet is reckoned from a plain product there."""
+        was not measured yet is reckoned from a plain product there. An ends peer starts no more
+        micro-batches than its line carries."""
         speed = self.believed(peer) or self._reckoned(peer)
+        if self._peers.candidates[peer].stage == ENDS:
+            speed = self._over_the_line(peer, speed)
         if speed > 0:
             speed = self._planned[peer] = quantise(
                 speed, self._planned.get(peer, 0.0), per_octave=GRID
             )
         return speed
+
+    def _over_the_line(self, peer: PeerId, speed: float) -> float:
+        """A speed, as far as the measured line of a peer carries the tensors of its micro-batches.
+
+        Replicas of a block stage are measured by their neighbours, line and device together. To an
+        ends peer its neighbours answer before its tensors go out."""
+        body_s = self._coarsest * self._peers.candidates[peer].capacity.costs.body_s
+        if body_s <= 0:
+            return speed
+        if self._forgiven(peer):
+            body_s /= CEILING
+        return min(speed, 1 / (TENSORS * body_s))
 
     def expected(self, peer: PeerId) -> float:
         """Micro-batches per second, comparable between stages: as believed, or for a peer that was
