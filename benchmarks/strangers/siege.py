@@ -163,6 +163,8 @@ class Siege:
     box: Box
     peers: list[Peer]
     invite: str
+    capped: tuple[str, ...]
+    """Settings of a line like the members': all work would go to a newcomer without a cap."""
     count: int = 0
     """Numbers of newcomers and attackers so far."""
 
@@ -191,7 +193,8 @@ class Siege:
         """A peer with an invite, not started yet."""
         self.count += 1
         label = f"new-{self.count}"
-        words = ("join", self.invite, "--yes", "--name", label, "--set", "threads=1")
+        settings = [word for one in ("threads=1", *self.capped) for word in ("--set", one)]
+        words = ("join", self.invite, "--yes", "--name", label, *settings)
         return self.box.bare(label, *words, "--role", "stage", "--stage", "1")
 
 
@@ -214,7 +217,7 @@ def siege(root: Path, ground: Ground) -> Iterator[Siege]:
         invite = box.tutti("swarm", "invite", home=peers[0].home)
         if invite.returncode:
             raise RuntimeError(f"no invite: {invite.stderr}")
-        yield Siege(box, peers, invite.stdout.strip())
+        yield Siege(box, peers, invite.stdout.strip(), capped)
     finally:
         box.clean_up()
 
