@@ -223,6 +223,7 @@ class Daemon(Node):
         await directory.serve(self._in_routing_tables(bool(bootstrap)))
         await attach(self.transport.p2p.p2p)
         self.transport.p2p.on_up.append(attach)
+        self.transport.on_met = directory.ask
         self.presence = presence = Presence(
             self.identity.peer_id,
             directory,

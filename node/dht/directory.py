@@ -48,6 +48,8 @@ NEAREST = 8
 """Nodes that a walk through the DHT asks, and that a bucket of its routing table holds (Kademlia's
 k). hivemind's 20 are for swarms of thousands; each question costs both sides a millisecond of
 processor time, every few seconds, for ever."""
+ASKED_AFTER_S = (0.0, 2.0, 5.0)
+"""Seconds between questions to a peer for its own record: it may just be about to post it."""
 FRESH_S = 0.5
 """A walk that posts a record asks as many nodes as a walk for a reading, and gets all records. So
 a reading that begins within these seconds of such a walk asks nobody."""
@@ -193,6 +195,21 @@ class Directory:
         """A bootstrap peer, or new addresses of one, tried from now on for as long as it is
         missing. Raises UsageFault as :meth:`attach`."""
         self._seeds = _merged(_by_peer(multiaddrs), self._seeds)
+
+    def ask(self, peer: PeerId) -> None:
+        """Ask a connected peer for its own record, in the background. A reading may find it much
+        later, where the nodes near the key are slow, or strangers."""
+        if peer not in self._record_store:
+            self._tasks.spawn(self._ask(peer), f"ask {short(peer)}")
+
+    async def _ask(self, peer: PeerId) -> None:
+        key = guard.own_key(self._record_store.key, peer)
+        for pause_s in ASKED_AFTER_S:
+            await asyncio.sleep(pause_s)
+            node = self._node
+            if node is None or peer in self._record_store:
+                return
+            await _caught(node.protocol.call_find(PeerID.from_base58(peer), [key]))
 
     async def publish(self, body: PeerBody, times: float = 1.0, topic: str = PEERS) -> bool:
         """Post ``body`` under ``topic``, that of a cell or ``peers``, for ``times`` ``ttl_s``. The

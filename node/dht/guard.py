@@ -129,6 +129,12 @@ def node_id_of(peer: PeerID) -> DHTID:
     return DHTID.generate(source=b"tutti/node/" + peer.to_bytes())
 
 
+def own_key(key: str, writer: str) -> DHTID:
+    """The key under which a node gives its own record among those of ``key``, and nobody stores
+    any."""
+    return DHTID.generate(source=f"{key}/{writer}")
+
+
 def _refuse_extension(code: int, data: bytes) -> Any:
     raise ValueError("no extensions inside a record")
 
@@ -451,7 +457,7 @@ class EnvelopeValidator(RecordValidatorBase):
         if not isinstance(expires, float):
             raise WireError("a record without a time until which it is stored")
         now, source = self._clock.wall(), _source.get()
-        if record.key == self._key:
+        if record.key == self._key or self._is_own(record.key, writer, source):
             self._check_bearer(source, writer, writer in self._record_store)
             return self._record_store.offer(writer, raw, expires, now, source)
         topic, sealed = unwrap(raw)
@@ -459,6 +465,22 @@ class EnvelopeValidator(RecordValidatorBase):
             raise WireError("not the key of this topic in this run")
         self._check_bearer(source, writer, self._topics.knows(topic, writer))
         return self._topics.offer(topic, writer, sealed, expires, now, source)
+
+    def _is_own(self, key: bytes, writer: str, source: Source | None) -> bool:
+        """Return True for a record that this node has asked its writer for."""
+        if source is None or not source.asked or source.peer != writer:
+            return False
+        return key == own_key(self._record_store.key, writer).to_bytes()
+
+    def own(self, key: DHTID) -> Any:
+        """A dictionary of the own record, if ``key`` asks for that, else None."""
+        own = self._record_store.own()
+        if own is None or key != own_key(self._record_store.key, own[0]):
+            return None
+        writer, raw, expires = own
+        found = DictionaryDHTValue()
+        found.store(writer, MSGPackSerializer.dumps(raw), expires)
+        return found
 
     def _check_bearer(self, source: Source | None, writer: str, known: bool) -> None:
         """Raises NoRoom, before a signature is checked, when a peer stores too many records of
@@ -630,12 +652,15 @@ class SwarmProtocol(DHTProtocol):
         answer = dht_pb2.FindResponse(results=[], peer=self.node_info)
         for key in map(DHTID.from_bytes, request.keys):
             result = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
+            records = self._validator.own(key)
             held = self.storage.get(key)
             if held is not None and isinstance(held.value, DictionaryDHTValue):
+                records = self._passed_on(held.value, asker, most)
+            if records is not None:
                 result = dht_pb2.FindResult(
                     type=dht_pb2.FOUND_DICTIONARY,
-                    value=self.serializer.dumps(self._passed_on(held.value, asker, most)),
-                    expiration_time=held.expiration_time,
+                    value=self.serializer.dumps(records),
+                    expiration_time=records.latest_expiration_time,
                 )
             near = self.routing_table.get_nearest_neighbors(key, self.bucket_size, exclude=asking)
             for neighbour, peer in near:

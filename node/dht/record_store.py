@@ -149,6 +149,14 @@ class _Records(Generic[B]):
         except Refused as e:
             raise WireError(f"a record of somebody who is no part of this run: {e.what}") from e
 
+    def own(self) -> tuple[PeerId, bytes, float] | None:
+        """Writer, bytes and expiry of the own record, withdrawn or not; None if there is none."""
+        me = self._me
+        if me is None or me not in self._posted:
+            return None
+        posted = self._posted[me]
+        return me, posted.raw, posted.not_after
+
     def newest(self, writer: PeerId) -> tuple[int, float]:
         """Sequence number and expiry of the writer's newest record, withdrawn or not; zeros for
         none."""

@@ -216,6 +216,8 @@ class Transport:
             arrivals=self._arrivals,
             outside=self.reachable.bypass_outside,
         )
+        self.on_met: Callable[[PeerId], None] = lambda peer: None
+        """Told of each peer that has shaken hands with this one of its own accord."""
         self.p2p.established = lambda peer: self.established(peer)
         self.p2p.on_refusal = lambda peer: self.refusals.count("connection", peer)
         self.relay.on_refusal = lambda peer: self.refusals.count("relay", peer)
@@ -822,6 +824,7 @@ class Transport:
                 # The peer restarted since we dialled it: our channel to it is of no use.
                 self.forget(peer)
             self._remember(met)
+            self.on_met(peer)
 
     def _mismatched(self, peer: PeerId, theirs: Protocols, version: str) -> None:
         """Log it once for each peer, and again only when it comes with other versions."""

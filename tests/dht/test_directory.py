@@ -14,6 +14,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from node.core.clock import Clock, SystemClock
 from node.core.errors import UsageFault, WireError
 from node.dht import directory as directory_module
+from node.dht import guard
 from node.dht.directory import FRESH_S, Directory
 from node.dht.settings import DirectorySettings
 from node.identity.admission import Gate, admission_token, shown
@@ -46,6 +47,24 @@ async def test_a_bootstrap_peer_that_starts_later_is_found(swarm, body) -> None:
     await directory.attach(p2p)
     await directory.publish(body("late"))
     await both_see(early, directory)
+
+
+async def test_a_peer_gives_its_own_record_to_who_asks_it(swarm, body, monkeypatch) -> None:
+    """Also where no record is stored at either of them, and none is offered."""
+
+    async def learns_nothing(*args: object, **options: object) -> None: ...
+
+    monkeypatch.setattr(guard.SwarmProtocol, "update_routing_table", learns_nothing)
+    other, p2p_other = await swarm.node(refresh_s=3600)
+    await other.publish(body("other"))
+    one, _ = await swarm.node(await addresses(p2p_other), refresh_s=3600)
+    one.ask(other.me)
+
+    async def known() -> bool:
+        return other.me in one._record_store
+
+    assert await eventually(known)
+    assert not len(one._node.protocol.storage)
 
 
 async def test_a_bootstrap_peer_that_has_moved_is_found_at_its_new_address(swarm, body) -> None:

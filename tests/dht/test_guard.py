@@ -44,6 +44,7 @@ RUN = RunId("ab" * 32)
 ALICE = Identity.ephemeral()
 BOB = Identity.ephemeral()
 KEY = DHTID.generate(source=RecordStore(RUN, DirectorySettings()).key).to_bytes()
+OWN_OF_BOB = guard.own_key(RecordStore(RUN, DirectorySettings()).key, str(BOB.peer_id)).to_bytes()
 pack = MSGPackSerializer.dumps
 
 
@@ -176,6 +177,7 @@ async def test_everything_that_is_not_our_record_is_refused(node: Node, body) ->
         node.store(good, expires, subkey=b"\xc1"),
         node.store(good, expires, subkey=pack("x" * 5000)),
         node.store(good, expires, key=DHTID.generate(source="something else").to_bytes()),
+        node.store(good, expires, key=OWN_OF_BOB),  # nobody stores what only its writer gives
         node.store(good + b"\x00", expires),
         node.store(good, expires + 60),  # a longer life than was signed
         node.store(pack({"a": 1}), expires),

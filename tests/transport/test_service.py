@@ -26,6 +26,14 @@ def reading(transport, name: str, **labels: str) -> float | None:
     return transport._metrics.registry.get_sample_value(name, labels)
 
 
+async def test_a_peer_that_shakes_hands_is_told_of(swarm):
+    a, b = introduce(await swarm(), await swarm())
+    met: list[str] = []
+    b.on_met = met.append
+    await a.channel(b.peer_id)
+    assert met == [a.peer_id]
+
+
 async def test_another_process_is_called_over_tls_and_over_the_tunnel(swarm, processes):
     dialled = processes()
     hidden = processes(force_tunnel=True)
