@@ -651,8 +651,8 @@ def _sizes(stream: Stream) -> dict[str, Any]:
 
 
 def measured_otherwise(manifest: Manifest, base: Manifest) -> bool:
-    """Return True if ``base`` says how many samples a piece of its stream has, and they are not
-    those of ``manifest``, which was made from it."""
+    """Return True if the number of samples in ``base`` is out of date for ``manifest``, a changed
+    copy of it."""
 
     def measure(m: Manifest) -> tuple[object, ...]:
         d = m.data
@@ -666,8 +666,8 @@ def unmeasured(manifest: Manifest) -> Manifest:
     """The manifest of a stream, unsigned, for a later ``init`` that counts its samples."""
     changes: dict[str, Any] = {"data.windows": 0}
     if manifest.data.source.startswith("hf:"):
-        # With a hash, and without a number of samples, it would be a run of an older version that
-        # reads it whole. The source names the commit.
+        # A hash without a number of samples marks a run of an older version, which reads the source
+        # whole. The source names the commit.
         changes["data.sha256"] = ""
     return amended(manifest, changes)
 

@@ -50,6 +50,8 @@ k). hivemind's 20 are for swarms of thousands; each question costs both sides a 
 processor time, every few seconds, for ever."""
 ASKED_AFTER_S = (0.0, 2.0, 5.0)
 """Seconds between questions to a peer for its own record: it may just be about to post it."""
+ASKED_AT_ONCE = 64
+"""Most peers that are asked for their own records at a time; the others are found by readings."""
 FRESH_S = 0.5
 """A walk that posts a record asks as many nodes as a walk for a reading, and gets all records. So
 a reading that begins within these seconds of such a walk asks nobody."""
@@ -108,6 +110,8 @@ class Directory:
         self._heartbeat: asyncio.Task[None] | None = None
         self._posted_at, self._times = 0.0, 1.0
         self._searches: dict[str, asyncio.Task[Any]] = {}
+        self._asking = set[PeerId]()
+        """Peers that are asked for their own records."""
         self._heard = "", -math.inf
         """Key of the last post of the own record, and the time at which that walk ended."""
         self._serving = self._served = True
@@ -199,17 +203,25 @@ class Directory:
     def ask(self, peer: PeerId) -> None:
         """Ask a connected peer for its own record, in the background. A reading may find it much
         later, where the nodes near the key are slow, or strangers."""
-        if peer not in self._record_store:
+        if peer in self._record_store or peer in self._asking:
+            return
+        if len(self._asking) < ASKED_AT_ONCE:
+            self._asking.add(peer)
             self._tasks.spawn(self._ask(peer), f"ask {short(peer)}")
 
     async def _ask(self, peer: PeerId) -> None:
         key = guard.own_key(self._record_store.key, peer)
-        for pause_s in ASKED_AFTER_S:
-            await asyncio.sleep(pause_s)
-            node = self._node
-            if node is None or peer in self._record_store:
-                return
-            await _caught(node.protocol.call_find(PeerID.from_base58(peer), [key]))
+        text = f"{short(peer)} is asked for its own record"
+        self._rate_limit.emit(peer, "dht", "record-asked", text, "debug")
+        try:
+            for pause_s in ASKED_AFTER_S:
+                await asyncio.sleep(pause_s)
+                node = self._node
+                if node is None or peer in self._record_store:
+                    return
+                await _caught(node.protocol.call_find(PeerID.from_base58(peer), [key]))
+        finally:
+            self._asking.discard(peer)
 
     async def publish(self, body: PeerBody, times: float = 1.0, topic: str = PEERS) -> bool:
         """Post ``body`` under ``topic``, that of a cell or ``peers``, for ``times`` ``ttl_s``. The

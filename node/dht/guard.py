@@ -130,8 +130,8 @@ def node_id_of(peer: PeerID) -> DHTID:
 
 
 def own_key(key: str, writer: str) -> DHTID:
-    """The key under which a node gives its own record among those of ``key``, and nobody stores
-    any."""
+    """The key of a node's own record among those of ``key``. Only that node gives it; nothing is
+    stored there."""
     return DHTID.generate(source=f"{key}/{writer}")
 
 
@@ -646,8 +646,8 @@ class SwarmProtocol(DHTProtocol):
     def _answer(
         self, request: dht_pb2.FindRequest, asker: PeerID, most: int | None = None
     ) -> dht_pb2.FindResponse:
-        """The records under each key that ``asker`` gets, and the nodes near it. ``most``: of each
-        key; None: as many as it usually gets."""
+        """The answer to ``asker``: records under each key, and the nodes near it. ``most``: records
+        of a key; None: the usual number."""
         asking = DHTID.from_bytes(request.peer.node_id)
         answer = dht_pb2.FindResponse(results=[], peer=self.node_info)
         for key in map(DHTID.from_bytes, request.keys):

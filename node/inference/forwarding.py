@@ -41,8 +41,8 @@ LIMIT_S = 600.0
 SERVED = 32
 """Questions of other peers that an ends peer works on at once: it has its own work."""
 GUESTS = 4
-"""Of these, questions of all peers outside the plan together. Any peer can have a record, and what
-an ends peer asks of the hops is work of a member there."""
+"""Most questions of peers outside the plan at a time. Any peer can have a record, and the hops take
+the questions of an ends peer for work of a member."""
 OTHERS = 12
 """Texts of other peers that an ends peer generates at once: the rest of its places is for its own
 operator."""

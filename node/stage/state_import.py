@@ -116,9 +116,9 @@ class Parts:
 
 
 class Arrival:
-    """State on its way to its new owner. ``pending``: parts whose state has not come and that have
-    not gone on without it; ``why``: for each part, the reason why its last owner's state has not
-    come; ``news``: set when state has come, and when no more will come."""
+    """State on its way to its new owner. ``pending``: parts still without state, less those that
+    went on without it; ``why``: for each part, the reason for which its last owner's state is
+    missing; ``news``: set at each arrival of state, and when no more is to come."""
 
     def __init__(self, plan: Plan, parts: Iterable[str]) -> None:
         self.plan = plan
@@ -133,12 +133,12 @@ class Arrival:
 
     @property
     def wanted(self) -> set[str]:
-        """Parts whose state is still accepted."""
+        """Parts open for their state."""
         return self.pending - self._closed
 
     def close(self, names: Collection[str] | None = None) -> set[str]:
-        """Accept no more state of these parts, or of any part. Returns the parts whose state was
-        accepted until now."""
+        """Accept no more state of these parts, or of any part. Returns the parts closed by this
+        call."""
         with self.lock:
             closed = self.wanted
             if names is not None:

@@ -59,12 +59,19 @@ async def test_a_peer_gives_its_own_record_to_who_asks_it(swarm, body, monkeypat
     await other.publish(body("other"))
     one, _ = await swarm.node(await addresses(p2p_other), refresh_s=3600)
     one.ask(other.me)
+    one.ask(other.me)
+    assert one._asking == {other.me}
 
     async def known() -> bool:
         return other.me in one._record_store
 
     assert await eventually(known)
     assert not len(one._node.protocol.storage)
+
+    async def ended() -> bool:
+        return not one._asking
+
+    assert await eventually(ended)
 
 
 async def test_a_bootstrap_peer_that_has_moved_is_found_at_its_new_address(swarm, body) -> None:
