@@ -202,7 +202,7 @@ class ForwardRouter:
                 ):
                     if not alive and not task.done():
                         raise PeerFault(hop.peer, f"stage {hop.stage} does not answer")
-            if task.cancelled():  # not by this task: what it waited for was closed
+            if task.cancelled():  # not by this task: the pipeline was closed
                 raise NetworkFault("this peer has given up its stage", "see  tutti status")
             return task.result()
         finally:

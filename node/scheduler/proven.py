@@ -16,7 +16,7 @@ Pair = tuple[Hop, Hop]
 
 class NoWay(TuttiError):
     """No complete path over proven pairs. ``pairs``: pairs that would help if proven; ``origins``:
-    ends peers whose paths cannot be completed."""
+    ends peers without complete paths."""
 
     def __init__(self, pairs: Sequence[Pair], origins: Collection[PeerId] = ()) -> None:
         self.pairs = tuple(pairs)

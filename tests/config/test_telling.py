@@ -257,7 +257,7 @@ DAY_S = 86400.0
 
 
 def member(tmp_path, days: float, kind: str = "invite", peer: PeerId | None = None) -> Any:
-    """A member whose admission ends in so many days."""
+    """A member with ``days`` left of its admission."""
     ours = NodeConfig.load({"home": tmp_path}, {})
     base = Manifest.default_demo().owned_by(OWNER.peer_id)
     manifest = Manifest.parse(amended(base, {"swarm.admission": kind}).sign(OWNER))

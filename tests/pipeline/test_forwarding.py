@@ -346,7 +346,7 @@ async def test_an_ends_peer_that_knows_no_conversations_is_passed_over(peers, mo
 
 
 async def test_peers_outside_the_plan_share_few_places(peers, monkeypatch):
-    """What an ends peer asks of the hops is a member's work there, whoever asked it."""
+    """The hops take the questions of an ends peer for a member's work, whoever asked first."""
     monkeypatch.setattr(forwarding, "GUESTS", 1)
     other = PeerId("another")
     await peers.net.transport(other).start()

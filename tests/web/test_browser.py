@@ -105,7 +105,7 @@ def test_a_chat_answers(browser, url):
 
 
 class Talk:
-    """The chat of a page, whose daemon is ``canned``."""
+    """The chat of a page, with ``canned`` for its daemon."""
 
     def __init__(self, browser: Any, served: tuple[str, Canned]) -> None:
         url, self.canned = served

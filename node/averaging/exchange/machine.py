@@ -149,7 +149,7 @@ class EpochCounts:
 
     def may_hold(self) -> bool:
         """Return True if parts without contributions may stay as they are: all members came with
-        nothing to give. Members that died, or whose connection was lost, may have gradients."""
+        nothing to give. A dead member, or one behind a lost connection, may have gradients."""
         givers = self.current.members - self.current.listeners
         return self.current.may_hold and givers <= self.idle
 

@@ -66,7 +66,8 @@ class Speeds:
         return speed
 
     def _over_the_line(self, peer: PeerId, speed: float) -> float:
-        """A speed, as far as the measured line of a peer carries the tensors of its micro-batches.
+        """The lower of a speed and the rate at which a peer's measured line carries the tensors of
+        micro-batches.
 
         Replicas of a block stage are measured by their neighbours, line and device together. To an
         ends peer its neighbours answer before its tensors go out."""
