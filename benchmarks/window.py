@@ -28,8 +28,9 @@ from typing import Any
 import psutil
 
 from benchmarks.report import ROOT, Report, chosen, command_line
+from benchmarks.shared.parts import FAILURES
 from node.web.app import LIBRARY, STATIC
-from testbed.daemons.fleet import TINY, Box, Hang, Peer, folder
+from testbed.daemons.fleet import TINY, Box, Peer, folder
 
 PARTS = ("1",)
 VIEWERS = 5
@@ -59,7 +60,7 @@ def main() -> int:
         with folder() as root:
             try:
                 part(report, root, asked.seconds)
-            except (Hang, OSError, RuntimeError, TimeoutError) as e:
+            except FAILURES as e:
                 report.add(
                     f"1 {part.__name__} did not come to its end: {e}"[:300], 0, "", holds=False
                 )

@@ -2,12 +2,24 @@
 another such function of it."""
 
 import importlib
+import subprocess
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report import Report, chosen, command_line
+from node.core.errors import TuttiError
 from testbed.daemons.fleet import Hang, folder
+
+FAILURES = (
+    Hang,
+    ModuleNotFoundError,
+    OSError,
+    RuntimeError,
+    TuttiError,
+    subprocess.SubprocessError,
+)
+"""Errors of one part of a benchmark, which cost its row and no other."""
 
 
 def run_asked(
@@ -63,5 +75,5 @@ def run_part(report: Report, name: str, part: Callable[[Report, Path], object]) 
     with folder() as root:
         try:
             part(report, root)
-        except (Hang, RuntimeError, TimeoutError, ModuleNotFoundError) as e:
+        except FAILURES as e:
             report.add(f"{name} did not come to its end: {e}"[:300], 0, "", holds=False)

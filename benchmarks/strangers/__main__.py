@@ -15,17 +15,17 @@ not judged where both sides together kept nearly all of its processors busy.
 
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from benchmarks.report import Report, chosen, command_line
+from benchmarks.shared.parts import FAILURES, run_part
 from benchmarks.strangers import shown
 from benchmarks.strangers.siege import FULL_S, QUICK_S, Siege, assault, siege
 from benchmarks.strangers.table import ATTACKS, GROUNDS, Attack
-from testbed.daemons.fleet import Hang, folder
+from testbed.daemons.fleet import folder
 
-NUMBERS = [str(number) for number in range(1, 19)]
-OTHERS = {"table": shown.table}
-FAILURES = (Hang, RuntimeError, TimeoutError, OSError)
+PARTS = [*map(str, range(1, 19)), "table"]
 
 
 def live(report: Report, root: Path, attacks: Sequence[Attack], seconds: float) -> None:
@@ -57,12 +57,11 @@ def _until_unwell(report: Report, place: Siege, left: list[Attack], seconds: flo
 def main() -> int:
     """Run the chosen rows; exit 0 when every target holds."""
     parser = command_line(__doc__)
-    parts = [*NUMBERS, *OTHERS]
-    parser.add_argument("--only", default=",".join(parts), help="numbers and words, with commas")
+    parser.add_argument("--only", default=",".join(PARTS), help="numbers and words, with commas")
     parser.add_argument("--quick", action="store_true", help="half the time for each")
     asked = parser.parse_args()
     report = Report()
-    wanted = chosen(parser, asked.only, parts)
+    wanted = chosen(parser, asked.only, PARTS)
     seconds = QUICK_S if asked.quick else FULL_S
     with folder() as root:
         for name in GROUNDS:
@@ -71,14 +70,8 @@ def main() -> int:
                 live(report, root, attacks, seconds)
             except FAILURES as e:
                 report.add(f"the {name} run did not come about: {e}"[:400], 0, "", holds=False)
-        for number in wanted:
-            try:
-                shown.rows(report, root, number)
-            except FAILURES as e:
-                report.add(f"{number} did not come to its end: {e}"[:400], 0, "", holds=False)
-        for name, rows in OTHERS.items():
-            if name in wanted:
-                rows(report, root)
+    for number in wanted:
+        run_part(report, number, partial(shown.rows, number=number))
     return report.end(asked.json)
 
 

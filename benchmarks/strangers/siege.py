@@ -27,7 +27,7 @@ from benchmarks.report import NOT_JUDGED, Report
 from benchmarks.strangers.table import Attack, Ground
 from benchmarks.strangers.watched import MODULE, Block, read_blocks
 from testbed.daemons.books import COMMITTED
-from testbed.daemons.fleet import REPOSITORY, START_S, WORKING, Box, Peer
+from testbed.daemons.fleet import REPOSITORY, START_S, WORKING, Box, Hang, Peer
 from testbed.daemons.forks import Forks
 from testbed.daemons.told import Told
 
@@ -360,7 +360,7 @@ def _end(peer: Peer) -> None:
     try:
         if peer.running:
             peer.end()
-    except subprocess.TimeoutExpired:
+    except Hang:
         peer.kill()
 
 

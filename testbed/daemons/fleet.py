@@ -156,15 +156,18 @@ class Peer:
         self.close()
 
     def end(self, seconds: float = 30.0) -> int:
-        """SIGTERM; its exit code."""
+        """SIGTERM; its exit code. Raises Hang if it has not ended after ``seconds``."""
         self.signal(signal.SIGTERM)
         return self.wait(seconds)
 
     def wait(self, seconds: float = 30.0) -> int:
-        """Its exit code, once it has ended. Raises subprocess.TimeoutExpired."""
+        """Its exit code, once it has ended. Raises Hang if it has not after ``seconds``."""
         if self.child.process is None:
             raise ValueError(f"{self.label} was never started")
-        code = self.child.process.wait(seconds)
+        try:
+            code = self.child.process.wait(seconds)
+        except subprocess.TimeoutExpired as e:
+            raise Hang(f"{self.label} has not ended in {seconds:.0f} s") from e
         self.close()
         return code
 
@@ -327,18 +330,22 @@ class Box:
     def tutti(
         self, *words: str, home: Path | str = "nobody", timeout: float = 60.0, **extra: str
     ) -> subprocess.CompletedProcess[str]:
-        """The command line, in a process of its own."""
+        """The command line, in a process of its own. Raises Hang if it has not ended after
+        ``timeout`` seconds."""
         command = [sys.executable, "-m", "cli", "--home", str(self.root / home), *words]
-        return subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            cwd=REPOSITORY,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200", **extra},
-            check=False,
-        )
+        try:
+            return subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                timeout=timeout,
+                cwd=REPOSITORY,
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "NO_COLOR": "1", "COLUMNS": "200", **extra},
+                check=False,
+            )
+        except subprocess.TimeoutExpired as e:
+            raise Hang(f"tutti {' '.join(words)} has not ended in {timeout:.0f} s") from e
 
     # ----------------------------------------------------------- watching
 
