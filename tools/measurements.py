@@ -60,7 +60,8 @@ def _section(kept: str, result: Mapping[str, Any]) -> list[str]:
     heading = f"{name}, part {part}" if part else name
     command = " ".join([f"python -m benchmarks.{name}", *result.get("arguments", ())])
     load = result["load"]
-    asked = [row for row in result["results"] if row["target"]]
+    # A part that did not come to its end has no target, but does not hold.
+    asked = [row for row in result["results"] if row["target"] or row["holds"] is not None]
     held = ""
     if asked:
         held = f": {sum(row['holds'] is True for row in asked)} of {len(asked)} rows hold"

@@ -47,6 +47,19 @@ def test_a_row_that_does_not_hold_is_shown_as_such():
     assert "other programs took 50% of the cores" in shown
 
 
+def test_a_part_that_did_not_come_to_its_end_counts_as_a_row_that_does_not_hold():
+    row = {"name": "1", "value": 0, "unit": "", "peer": "", "target": "1", "holds": True}
+    failed = {**row, "name": "2 did not come to its end", "target": "", "holds": False}
+    result = {
+        "commit": "c0ffee",
+        "date": "2026-01-02",
+        "machine": "a machine",
+        "load": {"others": 0.0, "stolen": 0.0},
+        "results": [row, failed],
+    }
+    assert "1 of 2 rows hold" in measurements.page({"pipeline": result})
+
+
 WHOLE = '{"commit": "", "machine": "", "date": "", "load": {}, "results": []}'
 
 
