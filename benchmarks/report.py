@@ -71,6 +71,11 @@ class Report:
         )
         return made
 
+    def unmeasured(self, name: str, target: str, reason: str) -> Row:
+        """A row that this machine cannot measure, which the exit code tells
+        (:data:`UNJUDGED`)."""
+        return self.add(name, "not measured", "", target=f"{target}; {NOT_JUDGED}: {reason}")
+
     def end(self, where: str | None, **more: Any) -> int:
         """Write it; the exit code: 0 when every target holds, :data:`UNJUDGED` when all that can be
         judged hold, else 1."""
