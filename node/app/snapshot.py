@@ -108,8 +108,10 @@ class Tally:
 
     def gave_up(self, a: Assembled) -> None:
         """Keep the counts of a stage that this peer gives up for a pause. The speed is measured
-        anew afterwards."""
+        anew afterwards, for the pause is no training."""
         self.progress.restart()
+        self._at = 0.0
+        self.shown.tokens_per_s = 0.0
         self.given_up.epoch = max(0, a.stage.version.epoch)
         if a.meter.micro_batches:
             self.given_up.micro_batches += a.meter.micro_batches

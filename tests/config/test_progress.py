@@ -46,19 +46,39 @@ def test_nothing_is_left_at_the_end():
     assert after((8, 0.0), (9, 1.0), (10, 2.0)).left(10, 2.0) == (0.0, 0.0)
 
 
+def plan(epoch: int, cell: str = "", tokens: int = 0) -> Any:
+    return SimpleNamespace(
+        cell_id=cell,
+        epoch=epoch,
+        tokens=tokens,
+        loss=0.0,
+        loss_val=0.0,
+        forecast=(1.0, 1.0),
+        reference=UNKNOWN,
+    )
+
+
+def test_a_pause_counts_neither_for_an_epoch_nor_for_the_speed():
+    tally = Tally()
+    for epoch, now in ((18, 10.0), (19, 20.0), (20, 30.0)):
+        tally.planned(plan(epoch, tokens=1000 * epoch), now)
+    assert (tally.last_took_s, tally.shown.tokens_per_s) == (10.0, 100.0)
+    given_up: Any = SimpleNamespace(
+        stage=SimpleNamespace(version=SimpleNamespace(epoch=20)),
+        meter=SimpleNamespace(micro_batches=0),
+    )
+    tally.gave_up(given_up)
+    assert tally.left_s(31.0) == 0.0
+    assert tally.planned(plan(21, tokens=21_000), 7230.0) == 0.0
+    assert (tally.last_took_s, tally.shown.tokens_per_s) == (10.0, 0.0)
+    assert tally.planned(plan(22, tokens=22_000), 7250.0) == 20.0
+    assert tally.shown.tokens_per_s == 50.0
+
+
 def test_a_peer_of_another_cell_counts_the_epochs_of_that_one():
     tally = Tally()
     for cell, epoch, now in (("a", 5, 0.0), ("a", 6, 10.0), ("a", 7, 20.0), ("b", 7, 30.0)):
-        plan: Any = SimpleNamespace(
-            cell_id=cell,
-            epoch=epoch,
-            tokens=0,
-            loss=0.0,
-            loss_val=0.0,
-            forecast=(1.0, 1.0),
-            reference=UNKNOWN,
-        )
-        tally.planned(plan, now)
+        tally.planned(plan(epoch, cell), now)
         assert tally.progress.left(17, now) == ((100.0, 20.0) if now == 20.0 else (0.0, 0.0))
 
 
