@@ -128,8 +128,12 @@ class Tally:
             self._cell = plan.cell_id
             self.progress.restart()
         self.progress.reached(plan.epoch, now)
-        if plan.epoch <= self._epoch:
+        if plan.epoch == self._epoch:
             return 0.0
+        if plan.epoch < self._epoch:
+            # The swarm went back, or this peer came into another cell.
+            since = 0.0
+            s.tokens_per_s = 0.0
         if self._epoch < 0:
             self.tokens_before = plan.tokens
             self.cpu_began = time.process_time()

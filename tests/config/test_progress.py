@@ -75,6 +75,17 @@ def test_a_pause_counts_neither_for_an_epoch_nor_for_the_speed():
     assert tally.shown.tokens_per_s == 50.0
 
 
+def test_figures_follow_a_swarm_that_went_back():
+    tally = Tally()
+    for epoch, now in ((199, 0.0), (200, 10.0), (100, 20.0)):
+        tally.planned(plan(epoch, tokens=1000 * epoch), now)
+    assert (tally.shown.tokens, tally.shown.tokens_per_s) == (100_000, 0.0)
+    assert tally.planned(plan(101, tokens=101_000), 40.0) == 20.0
+    assert (tally.shown.tokens, tally.shown.tokens_per_s) == (101_000, 50.0)
+    assert tally.planned(plan(101, tokens=101_000), 50.0) == 0.0, "the attempt was repeated"
+    assert tally.left_s(40.5) == 1.5
+
+
 def test_a_peer_of_another_cell_counts_the_epochs_of_that_one():
     tally = Tally()
     for cell, epoch, now in (("a", 5, 0.0), ("a", 6, 10.0), ("a", 7, 20.0), ("b", 7, 30.0)):
