@@ -120,6 +120,12 @@ class Merge:
             return dict(self._shapes)
         return {**self._shapes, **{name + MOMENTUM: of for name, of in self._shapes.items()}}
 
+    def checks(self, made: Named) -> None:
+        """Check a result that another peer gives. Raises WireError for one that no honest cell
+        computes."""
+        if not finite(made):
+            raise WireError("gives a mean of numbers that are not finite")
+
     def since(self, local: Named, told: bool) -> Named:
         """The parameters that the result replaces: the contributed ones. If a merge of differences
         has nothing of this cell in its result (``told``), they are the anchor, so that the training
@@ -247,8 +253,7 @@ class OuterPushes(OuterSteps):
 
     def opens(self, came: Named) -> dict[str, Tensor]:
         """Decode as :meth:`OuterSteps.opens` does. Raises WireError for an invalid step, too."""
-        if not 0 <= float(came[STEP]) < MOST_STEPS:
-            raise WireError("gives a difference from a step that nobody made")
+        _check_step(came)
         return {**super().opens(came), STEP: came[STEP].detach().to("cpu", torch.float32)}
 
     @torch.no_grad()
@@ -288,6 +293,12 @@ class OuterPushes(OuterSteps):
     def made(self) -> dict[str, tuple[int, ...]]:
         """Names and shapes of the anchor, the step and the cells."""
         return {**self._shapes, STEP: (1,), TAKEN: (MOST_NAMED,)}
+
+    def checks(self, made: Named) -> None:
+        """Check as :meth:`Merge.checks` does. Raises WireError for an invalid step, too: taken
+        over, it would spoil this cell's own contributions."""
+        super().checks(made)
+        _check_step(made)
 
     def lacks(self, cell: str, made: Named) -> bool:
         """Return True if the push of ``cell`` is not in the result ``made``."""
@@ -342,6 +353,14 @@ def says(
 
 def _number(value: int) -> Tensor:
     return torch.tensor([float(min(value, MOST_STEPS - 1))])
+
+
+def _check_step(named: Named) -> None:
+    """Check the step in a contribution or a result. Raises WireError unless it is a whole number
+    below :data:`MOST_STEPS`."""
+    step = float(named[STEP])
+    if not (0 <= step < MOST_STEPS and step.is_integer()):
+        raise WireError("gives numbers of a step that nobody made")
 
 
 def _short(cell: str) -> float:

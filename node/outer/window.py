@@ -37,7 +37,6 @@ from node.outer.merging import (
     Merge,
     OuterPushes,
     distance,
-    finite,
     merge_of,
     moved,
     nearer,
@@ -321,18 +320,32 @@ class WindowRound:
         await self._anchor.arrived(times.within_s)
         if not await self._anchored(m):
             return
-        if not m.told:
-            gathered.given = await self._engines.aside(m.merge.gives, m.local)
-            if gathered.given is None:
-                return
-            gathered.own = await self._engines.aside(m.merge.opens, gathered.given)
         partners = plan.window.partners
-        if not partners and not m.merge.shared:
-            return
-        if await self._ready(m, partners, others, turn, times):
-            await self._make(m)
+        try:
+            if not m.told and not await self._gives(m):
+                return
+            if not partners and not m.merge.shared:
+                return
+            if await self._ready(m, partners, others, turn, times):
+                await self._make(m)
+        except ValueError as e:
+            # A failed window costs one outer step of this replica.
+            text = f"has no part in window {m.number}: {e}"
+            self._engines.journal.emit(
+                "averaging", "window-failed", text, "warning", window=m.number
+            )
         m.news.seconds = loop.time() - times.began
         gathered.came.clear()
+
+    async def _gives(self, m: _Meeting) -> bool:
+        """Make the cell's contribution, which partners may fetch from now on. Return False if there
+        is none. Raises ValueError for numbers that no cell can give."""
+        given = await self._engines.aside(m.merge.gives, m.local)
+        if given is None:
+            return False
+        m.contributions.own = await self._engines.aside(m.merge.opens, given)
+        m.contributions.given = given
+        return True
 
     async def _anchored(self, m: _Meeting) -> bool:
         """Return True if this replica can take part: it has an anchor if the run has anchors. While
@@ -432,10 +445,14 @@ class WindowRound:
         try:
             opened = await self._engines.aside(m.merge.opens, found.tensors)
         except WireError as e:
-            for peer in found.sources:
-                self._engines.transport.fault(peer, str(e))
+            self._blame(found, e)
         else:
             m.contributions.came[partner.cell] = opened
+
+    def _blame(self, found: StateSnapshot, why: WireError) -> None:
+        """Count a fault of the peers that gave these tensors."""
+        for peer in found.sources:
+            self._engines.transport.fault(peer, str(why))
 
     async def _take(
         self,
@@ -556,9 +573,14 @@ class WindowRound:
     async def _result(self, m: _Meeting, peers: Sequence[PeerId]) -> None:
         """Fetch the window's mean from peers that may have it."""
         got = await self._fetch(m, peers, StateKind.MEAN, m.merge.made())
-        if got is None or not await self._engines.aside(finite, got.tensors):
+        if got is None:
             return
         found = dict(got.tensors)
+        try:
+            await self._engines.aside(m.merge.checks, found)
+        except WireError as e:
+            self._blame(got, e)
+            return
         name = await self._engines.aside(digest, found)
         if m.mean is None:  # another source may have been quicker
             m.told = m.told or m.merge.lacks(m.contributions.cell, found)

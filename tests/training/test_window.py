@@ -22,7 +22,7 @@ from node.core.journey import Host, Partner, Plan, PlanMember, Version, Window
 from node.core.tasks import Tasks
 from node.epoch import events as ev
 from node.outer.anchor import WAIT_SHARE, Anchor
-from node.outer.merging import MOST_NAMED, STEP, TAKEN
+from node.outer.merging import MOST_NAMED, MOST_STEPS, STEP, TAKEN
 from node.outer.window import (
     AGAIN_S,
     AT_ONCE,
@@ -104,7 +104,9 @@ class Scene:
         export: Any = SimpleNamespace(hold=self.hold)
         optimizer: Any = SimpleNamespace(name="adamw")
         parts: Any = [SimpleNamespace(name="w", bytes=8, cost=1.0)]
-        tasks = Tasks("test")
+        self.errors: list[BaseException] = []
+        """Errors of tasks, which end a daemon."""
+        tasks = Tasks("test", lambda name, error: self.errors.append(error))
         rounds = Rounds(self.stage, engines, optimizer, ME, parts)
         self.anchor = Anchor(self.stage, settings, engines, tasks, ME)
         self.round = WindowRound(self.anchor, engines, export, rounds, tasks, ME)
@@ -422,7 +424,7 @@ def test_long_reads_of_a_result_and_copies_of_a_stage_are_made_aside() -> None:
     scene.begin(scene.plan(partner(B), members=MATES))
     scene.until(1.0)
     assert scene.made == 4.0
-    assert {"finite", "begin"} <= set(scene.apart)
+    assert {"checks", "begin"} <= set(scene.apart)
 
 
 # ------------------------------------------------------------ replicas without an anchor
@@ -582,8 +584,9 @@ def test_a_mean_that_is_not_finite_is_not_taken() -> None:
     scene = Scene()
     scene.gives[MATE, StateKind.MEAN] = (0.0, filled(float("inf")))
     scene.begin(scene.plan(partner(B), members=MATES))
-    scene.until(5.0)
+    scene.until(0.5)
     assert scene.made is None
+    assert scene.faults == [MATE]
 
 
 # ------------------------------------------------------------ the outer round
@@ -850,6 +853,44 @@ def test_a_cell_takes_the_result_of_the_server_and_only_of_it() -> None:
     assert fresh["w"].tolist() == [5.0, 5.0]
     scene.do(scene.round.takes())
     assert scene.anchor.step == 5
+
+
+def served(step: float) -> tuple[Scene, CellId, Plan]:
+    """A member in a window with the server's cell, which is returned, and the window's plan. The
+    server gives a mean of 4.0 at this step."""
+    server = server_cell(HOGWILD, (OURS, B))
+    me = next(cell for cell in (OURS, B) if cell != server)
+    scene = Scene(HOGWILD)
+    scene.trains(2.0)
+    result = {**filled(4.0), STEP: torch.tensor([step]), TAKEN: torch.zeros(MOST_NAMED)}
+    scene.gives[host(server), StateKind.MEAN] = (0.0, result)
+    return scene, server, scene.plan(partner(server), cell_id=me)
+
+
+@pytest.mark.parametrize("step", [-1.0, 0.5, float(MOST_STEPS)])
+def test_a_servers_mean_of_a_step_that_nobody_made_is_a_fault_and_not_taken(step: float) -> None:
+    scene, server, plan = served(step)
+    scene.begin(plan)
+    scene.until(0.5)
+    assert scene.made is None
+    assert scene.faults == [host(server)]
+    later = replace(plan.window, number=NUMBER + 1)
+    scene.number = NUMBER + 1
+    scene.gives[host(server), StateKind.MEAN][1][STEP] = torch.tensor([6.0])
+    scene.begin(replace(plan, window=later, lineage="e" * 32))
+    scene.until(1.0)
+    assert scene.round.mean[0] == NUMBER + 1
+    assert scene.errors == []
+
+
+def test_a_contribution_that_cannot_be_made_costs_its_cell_the_window_alone() -> None:
+    scene, _, plan = served(6.0)
+    scene.anchor.step = -1
+    scene.begin(plan)
+    scene.until(0.5)
+    assert (scene.made, scene.errors) == (None, [])
+    assert scene.round.describe(StateKind.SNAPSHOT, NUMBER) is None, "it gives nothing"
+    assert [e.level for e in scene.journal.recent() if e.kind == "window-failed"] == ["warning"]
 
 
 def test_a_cell_that_lacks_its_partners_anchor_takes_their_mean() -> None:
