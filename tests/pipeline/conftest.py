@@ -297,6 +297,13 @@ async def make_swarm() -> AsyncIterator[Callable[..., Swarm]]:
         await swarm.close()
 
 
+@pytest.fixture
+def unhurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let living peers answer pings as late as a busy machine lets them."""
+    monkeypatch.setattr("node.inference.forward_router.PING_S", 60.0)
+    monkeypatch.setattr("node.inference.forward_router.WATCH_S", 60.0)
+
+
 def dies_at(swarm: Swarm, name: str, kind: type, way: object = None, nth: int = 1) -> asyncio.Event:
     """Kill ``name`` when its machine is about to hear the ``nth`` event of ``kind``; from then on
     it does nothing at all."""

@@ -11,6 +11,7 @@ from node.inference.text_session import MOST_STALE
 from node.pipeline.texts import TextKey, TextTable
 from tests.pipeline.test_texts import LONG, PROMPT, Writer, watch_lengths, writing
 
+pytestmark = pytest.mark.usefixtures("unhurried")
 STEADY = [1, 2, 3, 4, 5, 6, 7, 8]
 
 

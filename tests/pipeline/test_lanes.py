@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -18,9 +19,13 @@ from node.model.lanes import Lanes, LaneThread
 from node.model.settings import ModelSettings
 from node.model.stages import build
 from node.pipeline.device import AHEAD, DeviceThread, Priority
+from node.pipeline.events import Computed as Done
+from node.pipeline.events import Direction, Key
 from node.pipeline.frames import CHUNK, FrameReader, FrameShape
 from node.pipeline.guard import NotFinite
 from node.pipeline.hops.intake import FrameIntake
+from node.pipeline.jobs import DeviceJobs
+from node.pipeline.timing import Timing
 from node.pipeline.visit_buffers import StageMath, VisitBuffers
 from node.wire.tensors import chunks, expected_head
 from protos import pipeline_pb2 as pb
@@ -65,6 +70,8 @@ class HeldMark:
         return self._ended.is_set()
 
     def since(self, earlier: Any) -> float:
+        if not (self.done() and earlier.done()):
+            raise RuntimeError("Both events must be completed before calculating elapsed time.")
         return 0.0
 
 
@@ -233,6 +240,71 @@ async def test_a_job_that_is_issued_counts_as_running_until_its_result_is_here(h
     lanes.downs.may_end.release()
     await visited
     assert stage.device.busy_for == 0
+
+
+class EndLanes(Lanes):
+    """A device that computes no further than somebody waits for."""
+
+    beside = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.marks: list[HeldMark] = []
+
+    def mark(self) -> HeldMark:
+        mark = EndMark(threading.Event(), tuple(self.marks))
+        self.marks.append(mark)
+        return mark
+
+
+class EndMark(HeldMark):
+    """The end of computations, and of those of ``before``, when somebody waits for it."""
+
+    def __init__(self, ended: threading.Event, before: tuple[HeldMark, ...]) -> None:
+        super().__init__(ended)
+        self._before = before
+
+    def wait(self) -> None:
+        for mark in self._before:
+            mark.wait()
+        self._ended.set()
+
+
+@pytest.mark.parametrize("freed", [False, True])
+async def test_a_job_that_leaves_nothing_is_timed_when_it_is_done(freed: bool) -> None:
+    """The ends of an adapter without layers of their own, and a visit that is freed before its
+    result is copied."""
+    key = Key(1, 0, 0)
+    ids = torch.zeros(SHAPE[:2], dtype=torch.int64)
+    work = VisitBuffers(LONG_S, SHAPE, batch=lambda: (ids, ids))
+    work.x = ids
+    work.gradient = read(numbers(1))
+    lanes = EndLanes()
+    device = DeviceThread(lanes=lanes)
+    math = StageMath(build(replace(MODEL, adapter=4), 1, 0), "fp32")
+    math.use(lanes)
+    if freed:
+        deliver = math.deliver
+
+        def too_late(work: VisitBuffers, after: Any) -> None:
+            work.dead = True
+            deliver(work, after)
+
+        math.deliver = too_late
+    heard: list[Any] = []
+    telemetry = SimpleNamespace(emit=lambda *a, **k: heard.append(a), spent=lambda *a: None)
+    host: Any = SimpleNamespace(
+        device=device, telemetry=telemetry, clock=SimpleNamespace(now=lambda: 0.0)
+    )
+    driver: Any = SimpleNamespace(handle=heard.append)
+    stash: Any = SimpleNamespace(get=lambda key: work)
+    planned: Any = SimpleNamespace(turn=lambda key, way: 0.0, at_origin=lambda key: True)
+    jobs = DeviceJobs(host, driver, stash, planned, math, timing=Timing())
+    try:
+        await jobs.compute(key, Direction.BACKWARD, True)
+    finally:
+        device.close()
+    assert heard == [Done(key, Direction.BACKWARD)]
 
 
 class Computed(TorchFunctionMode):

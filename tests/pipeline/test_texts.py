@@ -11,7 +11,6 @@ from typing import Any, cast
 import pytest
 import torch
 
-import node.inference.forward_router
 from node.core.errors import PeerFault
 from node.core.ids import PeerId
 from node.core.journey import Hop
@@ -37,6 +36,7 @@ from testbed.models.visits import read
 from tests.pipeline.conftest import DEEP, MODEL
 
 LONG = replace(MODEL, positions=64)
+pytestmark = pytest.mark.usefixtures("unhurried")
 PROMPT = [5, 3, 8, 1, 30, 2, 2, 9, 11, 4, 7]
 
 
@@ -65,12 +65,6 @@ class Writer:
             h = self.swarm.hidden(torch.tensor([ids[first:]]), *(visited or (1, 2, 3)))
             ids.append(int(self.swarm.unsplit.ends.logits(h)[0, -1].argmax()))
         return ids
-
-
-@pytest.fixture(autouse=True)
-def _patient(monkeypatch):
-    monkeypatch.setattr(node.inference.forward_router, "PING_S", 60.0)
-    monkeypatch.setattr(node.inference.forward_router, "WATCH_S", 60.0)
 
 
 async def writing(make_swarm, replicas: int = 1, model=LONG, **settings) -> Writer:
