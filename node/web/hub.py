@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from node.control.text import ABSENT, run_epoch
 from node.core.errors import LocalFault
 from node.core.tasks import Tasks
 from node.inference.sampling import Reached, SampleClock, SampleEnded
@@ -302,7 +303,11 @@ class _Sampler:
         """Return True if a sample is to be taken now; :meth:`take` must follow."""
         if self._run != s.swarm.run_id:
             self._begin(s)
-        reached = Reached(s.epoch, wanted, is_last(s))
+        epoch = run_epoch(s)
+        if s.state in ABSENT or (not epoch and s.state != "training"):
+            # The epoch is not known yet. A sample of epoch 0 would replace all that are kept.
+            return False
+        reached = Reached(epoch, wanted, is_last(s))
         return bool(self._clock.handle(reached, time.monotonic()))
 
     async def take(self, s: Snapshot) -> None:
@@ -321,7 +326,7 @@ class _Sampler:
             ended = SampleEnded(time.monotonic() - began, bool(text))
             self._clock.handle(ended, time.monotonic())
         if text and self._file is not None:
-            made = TextSample(s.epoch, s.tokens, text[:MOST_TEXT])
+            made = TextSample(run_epoch(s), s.tokens, text[:MOST_TEXT])
             self.samples = with_sample(self.samples, made)
             await asyncio.to_thread(self._file.write, tuple(self.samples))
 

@@ -3,11 +3,14 @@
 import asyncio
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
+
+import pytest
 
 from node.core.errors import NotRunning
 from node.web import hub as module
 from node.web.hub import Hub, PageOffer
-from node.web.samples import SampleFile
+from node.web.samples import SampleFile, TextSample
 from node.web.view import MOST_BYTES
 from tests.web.conftest import Canned, Viewer
 
@@ -151,6 +154,23 @@ async def test_samples_are_taken_while_somebody_looks_and_kept(hub: Hub, canned:
     assert "120" in (await again.now())["samples"]
     await again.close()
     assert canned.prompts == ["The "], "the same epoch is not sampled twice"
+
+
+@pytest.mark.parametrize(("state", "run"), [("joining", 120), ("starting", 0), ("ready", 0)])
+async def test_kept_samples_outlive_a_daemon_without_parameters(canned: Canned, state, run):
+    said = canned.window.said
+    kept = SampleFile(Path(said.home), said.swarm.run_id, "The ")
+    samples = [TextSample(epoch, 1000 * epoch, "text") for epoch in (4, 40, 80)]
+    kept.write(samples)
+    said.epoch = 0
+    said.swarm.epoch = run
+    said.state = state
+    hub = Hub(canned, PageOffer(prompt="The ", when="always", tick_s=0.02))
+    assert list((await hub.now())["samples"]) == ["4", "40", "80"]
+    await asyncio.sleep(0)  # a sample would begin
+    assert canned.prompts == []
+    await hub.close()
+    assert kept.read() == samples
 
 
 async def test_samples_can_be_off_and_can_go_on_alone(canned: Canned):
