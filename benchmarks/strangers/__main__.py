@@ -50,7 +50,9 @@ def _until_unwell(report: Report, place: Siege, left: list[Attack], seconds: flo
         except FAILURES as e:
             report.add(f"{name} did not come to its end: {e}"[:400], 0, "", holds=False)
             return
-        if not place.well:
+        well = place.well
+        report.add(f"{name}: the members go on afterwards", well, "", "", "true", holds=well)
+        if not well:
             return
 
 

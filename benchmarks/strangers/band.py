@@ -5,7 +5,10 @@ argv: one JSON object {home, manifest, victims: {PeerId: [multiaddr, ...]}, targ
 HOST:PORT}, keys}; the targets are gRPC servers. Prints {peers: [...]} when all have met every
 victim that lets them, then reads one command:
 
-    {"attack": NAME, "seconds": s}  -> {sent, calls, refused, heard: {answer: times}}, or {error}
+    {"attack": NAME, "seconds": s}
+        -> {met, sent, calls, refused, heard: {answer: times}}, or {error}
+
+``met``: handshakes before the attack. One that failed is heard, but no refusal of the attack.
 
 NAME is "module:function" of this package; the function takes the band. A band attacks
 addresses of this machine's loopback only, sends at most :data:`RATE` bytes a second for each key,
@@ -48,6 +51,8 @@ from node.transport.settings import TransportSettings
 RATE = 4 << 20
 """Bytes a second that one attacker sends at most."""
 MOST_KEYS = 20
+HANDSHAKE = "handshake: "
+"""Begin of what a victim answers before the attack."""
 WORDLESS = ("no answer in time", "broke off", "StreamEnded")
 """What a transport says of a call that ended without a word of the other side."""
 ANSWER_S = 10.0
@@ -126,6 +131,7 @@ class Band:
             for number in range(asked["keys"])
         ]
         self.heard: Counter[str] = Counter()
+        self.met = 0
         self.sent = 0
         self.calls = 0
         self.until = math.inf
@@ -147,8 +153,9 @@ class Band:
             try:
                 async with answers(victim, MEET_S):
                     await one.meet(victim)
+                self.met += 1
             except PeerFault as e:
-                self.heard[f"handshake: {e.reason}"[:140]] += 1
+                self.heard[f"{HANDSHAKE}{e.reason}"[:140]] += 1
 
     async def attack(self, name: str, seconds: float) -> dict[str, Any]:
         """Run one attack for at most ``seconds``. Returns the answers that were heard."""
@@ -165,6 +172,7 @@ class Band:
                 raise
         refused = sum(count for answer, count in self.heard.items() if is_reason(answer))
         return {
+            "met": self.met,
             "sent": self.sent,
             "calls": self.calls,
             "refused": refused,
@@ -224,8 +232,10 @@ async def gather(all: list[Any], work: Callable[[Any], Awaitable[None]], *, at_o
 
 
 def is_reason(answer: str) -> bool:
-    """True for a refusal that says why."""
-    return bool(answer) and not any(text in answer for text in WORDLESS)
+    """True for a refusal of the attack that says why."""
+    if not answer or answer.startswith(HANDSHAKE):
+        return False
+    return not any(text in answer for text in WORDLESS)
 
 
 def check_loopback(host: str) -> None:

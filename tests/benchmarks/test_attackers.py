@@ -6,24 +6,53 @@ import math
 import struct
 import time
 from collections import Counter
+from types import SimpleNamespace
+from typing import cast
 
 import grpc
 import grpc.aio
 import pytest
 
-from benchmarks.report import UNJUDGED, Report
+from benchmarks.report import UNJUDGED, Report, Row
+from benchmarks.strangers import __main__ as strangers
 from benchmarks.strangers import direct, siege, watched
-from benchmarks.strangers.band import check_loopback
+from benchmarks.strangers.band import check_loopback, is_reason
 from benchmarks.strangers.files import OpenWatch
 from benchmarks.strangers.http2 import Http2, printable_parts
-from benchmarks.strangers.siege import Minute
-from benchmarks.strangers.table import ATTACKS, GROUNDS
+from benchmarks.strangers.siege import Minute, Siege
+from benchmarks.strangers.table import ATTACKS, GROUNDS, Attack
 from benchmarks.strangers.watched import blocked
 from node.core.errors import UsageFault
 from node.reach.secure import make_certificate
 from node.transport.auth import TOKEN_KEY
 
 METHOD = "/tutti.v1.Training/Tell"
+
+
+def minute(
+    epochs: int = 20,
+    met: int = 1,
+    calls: int = 1,
+    cores: float = 0.1,
+    cores_of_attackers: float = 0.0,
+) -> Minute:
+    """A minute of an attack in which all but the epochs are as they should be."""
+    said = {"met": met, "heard": {"no": 1}, "refused": 1, "calls": calls, "sent": 1}
+    return Minute(
+        60.0,
+        epochs=epochs,
+        joined_s=1.0,
+        said=said,
+        banned=1,
+        cores=cores,
+        cores_of_attackers=cores_of_attackers,
+    )
+
+
+def row_of(report: Report, words: str) -> Row:
+    """The row with these words in its name."""
+    (found,) = [row for row in report.rows if words in row.name]
+    return found
 
 
 async def test_a_body_arrives_only_when_its_last_byte_does() -> None:
@@ -113,24 +142,63 @@ def test_epochs_are_not_judged_where_the_processors_do_not_suffice(
     monkeypatch, members, attackers, epochs, holds
 ) -> None:
     monkeypatch.setattr(siege.os, "cpu_count", lambda: 2)
-    said = {"heard": {"no": 1}, "refused": 1, "calls": 1, "sent": 1}
     quiet = Minute(60.0, epochs=10, joined_s=1.0, cores=1.9)
-    attacked = Minute(
-        60.0,
-        epochs=epochs,
-        joined_s=1.0,
-        said=said,
-        banned=1,
-        cores=members,
-        cores_of_attackers=attackers,
-    )
+    attacked = minute(epochs=epochs, cores=members, cores_of_attackers=attackers)
     report = Report()
     siege.rows(report, "1 an attack", quiet, attacked, ATTACKS[0])
-    (row,) = [row for row in report.rows if "epochs" in row.name]
+    row = row_of(report, "epochs")
     assert row.value == epochs / 10
     assert row.holds is holds
     assert ("not judged: members and attackers kept 1.90 of 2" in row.target) == (holds is None)
     assert all(other.holds for other in report.rows if other is not row)
+
+
+def test_epochs_are_not_judged_beside_a_quiet_minute_with_few() -> None:
+    report = Report()
+    siege.rows(report, "1 an attack", minute(epochs=0), minute(epochs=1), ATTACKS[0])
+    row = row_of(report, "epochs")
+    assert row.holds is None
+    assert "not judged: a quiet time has fewer than" in row.target
+
+
+STRANGERS = next(attack for attack in ATTACKS if attack.run == "calls:silent")
+PRIVATE = next(attack for attack in ATTACKS if attack.ground == "private")
+BENT = next(attack for attack in ATTACKS if attack.bent)
+
+
+@pytest.mark.parametrize(
+    ("attack", "met", "calls", "holds"),
+    [
+        (STRANGERS, 160, 9, True),
+        (STRANGERS, 0, 9, False),
+        (STRANGERS, 160, 0, False),
+        (PRIVATE, 0, 9, True),
+        (PRIVATE, 0, 0, False),
+        (BENT, 1, 0, True),
+    ],
+)
+def test_attackers_are_refused_where_they_have_attacked(
+    attack: Attack, met: int, calls: int, holds: bool
+) -> None:
+    report = Report()
+    attacked = minute(met=met, calls=calls)
+    siege.rows(report, "1 an attack", minute(), attacked, attack)
+    assert row_of(report, "attackers refused").holds is holds
+
+
+def test_a_handshake_that_fails_before_an_attack_is_no_refusal_of_it() -> None:
+    assert is_reason("too many calls")
+    assert not is_reason("handshake: this run is at another protocol")
+
+
+@pytest.mark.parametrize("well", [True, False])
+def test_a_swarm_that_does_not_go_on_after_an_attack_has_a_row(monkeypatch, well: bool) -> None:
+    monkeypatch.setattr(strangers, "assault", lambda *_: None)
+    left = list(ATTACKS[:2])
+    report = Report()
+    strangers._until_unwell(report, cast("Siege", SimpleNamespace(well=well)), left, 1.0)
+    assert [row.holds for row in report.rows] == ([True, True] if well else [False])
+    assert bool(left) != well
 
 
 def test_a_row_that_could_not_be_judged_shows_in_the_exit_code(monkeypatch) -> None:
