@@ -237,9 +237,7 @@ class WindowRound:
             self._drop()  # its merge goes by the settings before
         anchor.follow(settings)
         if listener:
-            anchor.forget()
-            self._drop()
-            self._first = None
+            self.forget()
             return
         if settings.windows and self._meeting is None and self._first is None:
             self._first = anchor.stage.parameters()
@@ -265,6 +263,13 @@ class WindowRound:
             self._server(settings, plan),
         )
         m.task = self._tasks.spawn(self._meet(m, plan, began), "window")
+
+    def forget(self) -> None:
+        """The parameters in place came from elsewhere: forget the anchor and the window under way,
+        which belong to the ones before."""
+        self._anchor.forget()
+        self._drop()
+        self._first = None
 
     def _began(self) -> Callable[[], Mapping[str, Tensor]] | None:
         """Returns the parameters from which this cell's training since the last window began: its

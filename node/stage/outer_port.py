@@ -61,10 +61,6 @@ class AnchorPort(Protocol):
         """The last version was undone."""
         ...
 
-    def forget(self) -> None:
-        """The parameters in place came from elsewhere."""
-        ...
-
     def saved(self, version: Version) -> dict[str, dict[str, Tensor]]:
         """The part of a checkpoint of ``version``: tensors by part."""
         ...
@@ -96,6 +92,10 @@ class WindowPort(Protocol):
 
     def begin(self, plan: Plan, settings: OuterSettings, listener: bool) -> None:
         """A plan is in force, under these settings."""
+        ...
+
+    def forget(self) -> None:
+        """The parameters in place came from elsewhere: no anchor and no window belongs to them."""
         ...
 
     async def attempt(

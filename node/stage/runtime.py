@@ -462,6 +462,7 @@ class StageRuntime:
         await self.engines.aside(self.stage.adopt, found.parameters, version)
         self.stage.settle()
         self._holds_nothing(version)
+        self.windows.forget()
         self.anchor.restored(found.optimizer, outer_step_of(found.meta))
         self.colleagues.recall(colleagues_of(found.meta))
         copies = copies_of(found.meta)
@@ -527,7 +528,7 @@ class StageRuntime:
         await self.engines.aside(self.stage.adopt, found.tensors, found.version)
         self.stage.settle()
         self._holds_nothing(found.version)
-        self.anchor.forget()
+        self.windows.forget()
         self.tokens = 0
 
     async def take_base(self, donors: Sequence[PeerId], digest: str, partial: Partial) -> None:

@@ -251,6 +251,26 @@ async def test_a_peer_that_has_no_anchor_copies_the_result_and_has_one_then(rig:
     assert all(torch.equal(_words(joins)[n], _words(a)[n]) for n in SHAPES)
 
 
+async def test_a_replica_that_fetches_its_parameters_in_a_window_copies_the_result(
+    rig: Rig,
+) -> None:
+    cells = await two_and_one(rig, DELTAS)
+    a, b, _ = cells.everybody
+    await cells.give(7)
+    stage = a.work.stage
+    await b.work.fetch_base(stage.version, [a.me], stage.digest, WITHIN_S)
+    assert b.work.anchor.state is None
+    assert b.work.windows.mean == (0, "")
+    plan = cells.landing(0, 7)
+    await rig.begin(plan, a, b)
+    ended = await rig.average(plan, a, b)
+    assert [bool(e.missing) for e in ended] == [False, True]
+    r = rig.round(plan, 1, sources=(a.me,), digest=stage.digest)
+    assert not (await b.work.copy(plan, r)).missing
+    await b.work.adopt(plan)
+    assert all(torch.equal(b.anchored.anchor[n], a.anchored.anchor[n]) for n in SHAPES)
+
+
 async def test_a_checkpoint_restores_anchor_and_rounding_errors(rig: Rig) -> None:
     cells = await two_and_one(rig, replace(DELTAS, codec="int8", feedback=True), every=1)
     c = cells.everybody[-1]
@@ -269,6 +289,7 @@ async def test_a_checkpoint_restores_anchor_and_rounding_errors(rig: Rig) -> Non
     c.work.anchor.forget()
     await c.work.restore(version)
     assert c.work.stage.version == version
+    assert c.work.windows.mean == (0, ""), "the window belongs to other parameters"
     assert all(torch.equal(c.anchored.anchor[n], state.anchor[n]) for n in SHAPES)
     assert all(torch.equal(c.anchored.momentum[n], state.momentum[n]) for n in SHAPES)
     assert all(torch.equal(_words(c)[n], words[n]) for n in SHAPES)

@@ -506,6 +506,27 @@ def test_a_replica_that_never_answers_is_waited_for_in_a_few_windows_only() -> N
     assert not scene.anchor.lacking
 
 
+@pytest.mark.parametrize("forgotten", ["all", "anchor"])
+def test_a_window_whose_anchor_is_forgotten_ends_without_a_mean(forgotten: str) -> None:
+    scene = Scene(DELTAS)
+    scene.trains(2.0)
+    scene.comes(B, filled(-3.0), at=5.0)
+    members = (PlanMember(ME, STAGE), PlanMember(OTHER, STAGE))
+    scene.begin(scene.plan(partner(B), members=members))
+    scene.until(1.0)
+    assert scene.round.describe(StateKind.SNAPSHOT, NUMBER) is not None
+
+    async def forget() -> None:
+        (scene.round if forgotten == "all" else scene.anchor).forget()
+
+    scene.do(forget())
+    scene.begin(scene.plan(number=0, members=members, lineage="e" * 32))
+    scene.until(WITHIN_S)
+    assert scene.anchor.lacking, "the other replica's is still on its way"
+    assert (scene.made, scene.errors) == (None, [])
+    assert bool(times(scene, host(B))[2:]) is (forgotten == "anchor"), "nobody asks any more"
+
+
 def test_an_anchor_is_named_while_the_epoch_runs() -> None:
     for settings, named in ((DELTAS, True), (PARAMETERS, False)):
         scene = Scene(settings)
