@@ -48,6 +48,8 @@ MOST_STAGES = 128
 """Block stages on the map."""
 MOST_WORK = 64
 MOST_NEWS = 20
+WARNING = "Warning"
+"""Beginning of the labels of this node's warnings."""
 DULL = ("doing", "log")
 """Kinds of events that are no news."""
 _KEY = re.compile(r"[A-Za-z0-9]{1,128}")
@@ -103,9 +105,10 @@ def document(state: State) -> dict[str, Any]:
 
 def for_strangers(document: Mapping[str, Any]) -> dict[str, Any]:
     """The document without the texts in which addresses and paths of this machine may stand: news,
-    and reasons of faults."""
+    warnings, and reasons of faults."""
     health = dict(document["health"]) | {"reason": "", "step": ""}
-    return dict(document) | {"news": [], "health": health, "sampling": ""}
+    me = {label: fact for label, fact in document["me"].items() if not label.startswith(WARNING)}
+    return dict(document) | {"news": [], "health": health, "me": me, "sampling": ""}
 
 
 def without_answer(old: Mapping[str, Any], fault: LocalFault, at: float) -> dict[str, Any]:
@@ -379,7 +382,7 @@ def _me(s: Snapshot, work: Mapping[str, Any]) -> dict[str, str]:
     if s.leader:
         facts["Leader"] = named(PeerId(clean(s.leader, 64)), clean(s.leader_name, 24))
     for number, warning in enumerate(s.warnings[:3], 1):
-        facts[f"Warning {number}"] = clean(warning)
+        facts[f"{WARNING} {number}"] = clean(warning)
     return facts
 
 

@@ -86,6 +86,7 @@ async def test_an_export_has_no_addresses_and_paths(tmp_path, service):
     said.healthy = False
     said.reason = "cannot reach 203.0.113.5"
     said.next_step = "look at /home/anna/log"
+    said.warnings.append("the disk is full under /home/anna/swarms")
     service._window.journal.emit("net", "lost", "lost 203.0.113.5", level="warning")
     await export(service.path, tmp_path / "page", "The ")
     text = (tmp_path / "page" / FROZEN).read_text()
