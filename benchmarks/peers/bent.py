@@ -115,9 +115,10 @@ def withholds() -> None:
     """It takes every plan and does its work, but never tells the leader that it has committed."""
     was = Training.tell_leader
 
-    async def tell(self: Training, plan: Plan, note: training_pb.Note) -> None:
-        if note.WhichOneof("say") != "committed":
-            await was(self, plan, note)
+    async def tell(self: Training, plan: Plan, note: training_pb.Note) -> bool:
+        if note.WhichOneof("say") == "committed":
+            return True
+        return await was(self, plan, note)
 
     _bend(Training, tell_leader=tell)
 
