@@ -218,6 +218,18 @@ def test_parts_that_a_window_did_not_carry_keep_their_anchor() -> None:
     assert scene.at == 3.0, "a cell without an anchor takes the result's"
 
 
+async def test_a_part_of_an_anchor_is_none_and_the_whole_is_looked_for() -> None:
+    scene = Scene()
+    scene.anchor.forget()
+    scene.anchor.takes({}, None)
+    assert scene.anchor.lacking, "the window carried another fragment"
+    scene.gives = FETCHED
+    scene.answered.set()
+    scene.anchor.look_for(WITH_MATE)
+    await scene.anchor.arrived(9.0)
+    assert scene.at == 7.0
+
+
 def test_a_checkpoint_has_anchor_momentum_and_feedback_of_its_version() -> None:
     scene = Scene(FEEDBACK)
     scene.lands(1.0)
