@@ -176,18 +176,26 @@ class OperatorService(SnapshotBuilder, DaemonWindow):
 
     async def pause(self, seconds: float | None, reason: str, now: bool) -> str:
         """Give the stage up, and answer when its memory is given back. Raises UsageFault for a
-        rendezvous, NetworkFault for a daemon that ends meanwhile."""
+        rendezvous, NetworkFault for a daemon that ends meanwhile: the pause holds at its next
+        start."""
         d = self._d
         if d.role == "rendezvous":
             raise UsageFault("a rendezvous holds no part of a model", "stop it:  tutti stop")
         if not d.put_away.is_set():
             d.hasty_pause = now
+        kept = True
         try:
             d.availability.pause(seconds, reason)
         except OSError as e:
+            kept = False
             text = f"the pause is not on the disk, so a restart forgets it: {e.strerror or e}"
             self.journal.emit("daemon", "pause-not-kept", text, "warning")
         while not d.put_away.is_set():
+            if d.ending and kept:
+                raise NetworkFault(
+                    f"this daemon is {d.state}, and will be paused when it starts again",
+                    "end the pause then:  tutti resume",
+                )
             if d.ending or d.availability.paused is None:
                 raise NetworkFault(f"not paused: this daemon is {d.state}", "see  tutti status")
             await asyncio.sleep(PAUSED_LOOK_S)
