@@ -299,7 +299,7 @@ class Scene:
         report.add(
             f"{label}, speed over the best peer",
             round(ratio, 3),
-            peer or "every peer stopped",
+            f"times that of {peer}" if peer else "times, every peer stopped",
             told,
             f">= {least}",
             ratio >= least,

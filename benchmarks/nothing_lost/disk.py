@@ -190,7 +190,7 @@ def cost(
     report.add(
         f"2 share of the tokens per second that checkpoints every {WITHIN_S:.0f} s cost",
         share,
-        "",
+        "x",
         about,
         f"at most {COST}",
         holds=share <= COST if judged else None,
