@@ -135,9 +135,9 @@ class Anchor(WindowState):
 
     def takes(self, mean: Named, owes: Named | None) -> None:
         """Take anchor and momentum from the mean; this can be undone until the next version is
-        settled. Parts that the window did not carry keep theirs; a cell without an anchor takes none
-        from a window that did not carry all parts. ``owes``: the new error feedback, None to keep it
-        as it is."""
+        settled. Parts that the window did not carry keep theirs; a cell without an anchor takes
+        none from a window that did not carry all parts. ``owes``: the new error feedback, None to
+        keep it as it is."""
         if self.state is None and not self.stage.parameters().keys() <= mean.keys():
             return
         anchor = {name: mean[name] for name in self.stage.parameters() if name in mean}

@@ -211,7 +211,6 @@ class StageRuntime:
         self.plan = plan
         self._round = None
         self._inner.begin()
-        self.windows.begin(plan, self.read(plan.change).outer, listener)
         if listener:
             # A listener's state is not the swarm's, and it settles nothing: the rounds before and
             # after this one do not concern it.
@@ -221,9 +220,9 @@ class StageRuntime:
             if self.stage.version == plan.base:
                 # This plan makes the version final. A newcomer has made no update that a leader
                 # could undo, so it has settled nothing before.
-                self.stage.settle()
-                self.anchor.settled()
+                self._stands()
             self.tokens = plan.tokens
+        self.windows.begin(plan, self.read(plan.change).outer, listener)
         self.engines.pipeline.reset(plan.epoch)
         self.engines.pipeline.set_plan(plan)
         cell = [m.peer for m in plan.stage(self.stage.stage)]
@@ -328,8 +327,7 @@ class StageRuntime:
         """The version in place is final: its optimizer state counts from here, and a checkpoint is
         written when one is due."""
         self.engines.cell.forget(epoch - 1)
-        self.stage.settle()
-        self.anchor.settled()
+        self._stands()
         self.state_export.settled(epoch, plan)
         due = self.local_checkpoints.settled(epoch)
         # If the stage was left out, a version older than the plan's becomes final, and its context
@@ -340,6 +338,14 @@ class StageRuntime:
         divides = bool(plan.parent or plan.founds) and self.local_checkpoints.writes
         if due or divides:
             self.local_checkpoints.save(self._snapshot(plan.base, PlanContext.before(plan)))
+
+    def _stands(self) -> None:
+        """The version in place is final, and the anchor is the one that belongs to it."""
+        if self.stage.version == self.stage.settled:
+            # An anchor that came with a copy is of a version that was not put in place.
+            self.anchor.rolled_back()
+        self.stage.settle()
+        self.anchor.settled()
 
     def mind_the_disk(self) -> None:
         """Write the newest final version in the middle of an epoch, or of a complete run, if it
@@ -366,8 +372,8 @@ class StageRuntime:
             self.anchor.rolled_back()
             self.state_export.went_to(version)
         elif how == "left out":
+            self._stands()
             self.stage.stand(version)
-            self.anchor.settled()
             self.state_export.stood(version)
             e.journal.emit(
                 "training",
@@ -397,8 +403,7 @@ class StageRuntime:
         if self.stage.version != plan.base:
             return
         # Nobody undoes the last version. A newcomer has settled nothing before, as in an epoch.
-        self.stage.settle()
-        self.anchor.settled()
+        self._stands()
         if self.local_checkpoints.writes:
             # The last checkpoint is the one that must not be skipped.
             await self.local_checkpoints.saved()

@@ -204,6 +204,27 @@ async def test_an_undone_landing_lands_again_with_equal_bits(rig: Rig) -> None:
     assert all(torch.equal(a.anchored.anchor[n], after.anchor[n]) for n in SHAPES)
 
 
+async def test_an_anchor_that_came_with_a_copy_goes_with_the_version_that_was_given_up(
+    rig: Rig,
+) -> None:
+    cells = await two_and_one(rig, DELTAS)
+    a, b, _ = cells.everybody
+    await cells.give(7)
+    before = b.anchored
+    plan = cells.landing(0, 7)
+    await rig.begin(plan, a, b)
+    await rig.averaged(plan, a)
+    r = rig.round(plan, 1, sources=(a.me,), digest=a.work.stage.digest)
+    assert not (await b.work.copy(plan, r)).missing
+    assert b.anchored is not before
+    again = cells.landing(0, 7)
+    await rig.begin(again, a, b)
+    assert b.anchored is before, "the copied version was not put in place"
+    await rig.averaged(again, a, b)
+    assert a.work.stage.digest == b.work.stage.digest
+    assert all(torch.equal(b.anchored.anchor[n], a.anchored.anchor[n]) for n in SHAPES)
+
+
 @pytest.mark.parametrize("codec", ["top-k", "int4"])
 async def test_with_feedback_no_cells_change_is_lost(
     rig: Rig, codec: str, monkeypatch: pytest.MonkeyPatch
