@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import grpc
 
-from node.control.sockets import carried, listener
+from node.control.sockets import CHANNEL, carried, listener
 from node.core.errors import ExitCode, LocalFault, NotRunning, TimedOut
 from node.core.home import socket_target
 from protos import ask_pb2, control_pb2
@@ -44,8 +44,7 @@ class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
         self.pid = pid
         """Process id of the daemon, 0 when the system does not tell."""
         self._process = _process(pid)
-        options = [("grpc.max_receive_message_length", 8 << 20), ("grpc.enable_http_proxy", 0)]
-        self._channel = grpc.insecure_channel(socket_target(path), options=options)
+        self._channel = grpc.insecure_channel(socket_target(path), options=CHANNEL)
         self._stub = ControlStub(self._channel)
 
     def __exit__(self, *_: object) -> None:

@@ -13,6 +13,14 @@ from node.core.errors import ExitCode, Refused
 # Trailing metadata that carries a LocalFault to the command line whole.
 CODE_KEY = "tutti-exit-code"
 NEXT_KEY = "tutti-next-step-bin"
+CHANNEL = (
+    ("grpc.max_receive_message_length", 8 << 20),
+    ("grpc.enable_http_proxy", 0),
+    # A screen sees within a second that the daemon is back: gRPC would wait up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+"""Options of a channel to the daemon."""
 
 
 def carried(error: Any, otherwise: ExitCode) -> tuple[str, ExitCode] | None:

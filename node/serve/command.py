@@ -14,6 +14,7 @@ import grpc.aio
 import uvicorn
 
 from node.control.client import as_fault
+from node.control.sockets import CHANNEL
 from node.core.errors import ExitCode, UsageFault
 from node.core.home import socket_target
 from node.reach.interfaces import taken
@@ -35,8 +36,7 @@ class ControlDaemon:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        options = [("grpc.max_receive_message_length", 8 << 20), ("grpc.enable_http_proxy", 0)]
-        self._channel = grpc.aio.insecure_channel(socket_target(path), options=options)
+        self._channel = grpc.aio.insecure_channel(socket_target(path), options=CHANNEL)
         self._stub: Any = ControlStub(self._channel)
 
     async def model(self) -> str:

@@ -5,12 +5,14 @@ import stat
 import threading
 from typing import Any
 
+import grpc
 import pytest
 
 from node.control.client import ControlClient
 from node.control.service import ControlService
 from node.control.sockets import clear_stale, listener
 from node.core.errors import ExitCode, LocalFault, NotRunning, OutOfResources, Refused, TimedOut
+from node.serve.command import ControlDaemon
 from protos.ask_pb2 import PeerLine, PeersAnswer
 from protos.control_pb2 import Event, ExportRequest, GenerateRequest, Piece
 from testbed.fakes.canned_window import CannedWindow, training_snapshot
@@ -158,6 +160,23 @@ async def test_a_socket_left_by_a_dead_daemon_is_replaced(tmp_path):
     assert (await ask(path, lambda c: c.status())).name == "brisk-otter"
     await service.close(0.1)
     assert not path.exists()
+
+
+@pytest.mark.parametrize("kind", [grpc, grpc.aio], ids=["commands", "servers"])
+async def test_a_daemon_that_is_back_is_asked_within_a_second(socket, monkeypatch, kind):
+    seen = {}
+    made = kind.insecure_channel
+
+    def channel(target: str, options: Any) -> Any:
+        seen.update(options)
+        return made(target, options=options)
+
+    monkeypatch.setattr(kind, "insecure_channel", channel)
+    if kind is grpc:
+        ControlClient(socket).close()
+    else:
+        await ControlDaemon(socket).close()
+    assert seen["grpc.max_reconnect_backoff_ms"] <= 1000
 
 
 async def test_something_else_at_the_path_is_left_alone(tmp_path):
