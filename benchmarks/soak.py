@@ -177,7 +177,7 @@ def tell(report: Report, kept: dict[str, Series]) -> None:
                 slope = theil_sen(x, y)
                 slopes[label] = (slope, slope * (x[-1] - x[0]), median(y))
         if not slopes:
-            report.add(f"5 {name} growth", None, "not told by the daemons")
+            report.unmeasured(f"5 {name} growth", f"<= {most}", "the daemons do not tell it")
             continue
         worst = max(slopes, key=lambda label: slopes[label][0])
         slope, growth, level = slopes[worst]

@@ -383,16 +383,14 @@ def newest_checkpoints(report: Report, box: Box) -> None:
 
 def full_disk(report: Report, root: Path) -> None:
     """A home on a file system of its own, filled while the peer trains, and emptied again."""
-    try:
-        with small_disk(root), boxed(root / "box") as box:
-            filled(report, box)
-    except (OSError, subprocess.CalledProcessError) as e:
-        report.add(
-            "4 full disk: not tried, a file system of its own cannot be mounted",
-            0,
-            "",
-            str(e)[:200],
-        )
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(small_disk(root))
+        except (OSError, subprocess.CalledProcessError) as e:
+            reason = f"no file system of its own can be mounted: {e}"
+            report.unmeasured("4 full disk: until status says so", "60 s", reason[:300])
+            return
+        filled(report, stack.enter_context(boxed(root / "box")))
 
 
 def filled(report: Report, box: Box) -> None:

@@ -50,7 +50,8 @@ def rows(report: Report, root: Path) -> None:
     """Rows of the linter, of the steps, and of the daemon that they give."""
     _lint(report)
     if shutil.which("debootstrap") is None or os.geteuid():
-        report.add(f"{ITEM} image: steps of the Dockerfile run", "no root or debootstrap here", "")
+        name = f"{ITEM} image: steps of the Dockerfile run"
+        report.unmeasured(name, "all", "no root or debootstrap here")
         return
     build = Build(root, instructions(clone()), context(clone(), root / "context"), base())
     stage = build.run()

@@ -48,7 +48,7 @@ def _runs(report: Report, version: str, root: Path) -> None:
     name = f"{ITEM} pythons: CPython {version} runs the demo"
     python = _interpreter(version)
     if python is None:
-        report.add(name, "no such interpreter here: not run", "")
+        report.unmeasured(name, "2", "no such interpreter here")
         return
     where = root / version
     uv = [tools() / "uv", "--quiet", "--no-config"]

@@ -39,7 +39,7 @@ def rows(report: Report, root: Path) -> None:
     path = os.pathsep.join([str(bin_dir), clean()["PATH"]])
     for name, (command, word) in SHELLS.items():
         if shutil.which(name) is None:
-            report.add(f"{ITEM} shells: {name} completes a line", f"no {name} here", "")
+            report.unmeasured(f"{ITEM} shells: {name} completes a line", word, f"no {name} here")
             continue
         done = ran(command, root, {"PATH": path, "HOME": str(root)})
         words = [line.partition("\t")[0].partition(":")[0] for line in done.out.splitlines()]
