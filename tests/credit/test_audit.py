@@ -11,6 +11,7 @@ from node.coordinator.credit.record import EpochRecord
 from node.coordinator.credit.statement import Signed, Statement
 from node.core.errors import Refused, WireError
 from node.core.ids import PeerId
+from node.core.journey import Version
 from node.identity.keys import verify
 from testbed.swarms.signing import RUN, SigningSwarm
 
@@ -188,6 +189,45 @@ def test_of_two_histories_in_several_files_the_one_in_the_first_file_counts() ->
     assert {r.ground for r in run.refused} == {CreditGround.DOUBLE}
     assert run.rows == 2, "the third epoch of the strangers does not join the others"
     assert audited(mine).rows == 1
+
+
+def test_a_made_up_epoch_that_starts_from_the_newest_real_one_says_nothing_about_it() -> None:
+    swarm = SigningSwarm()
+    mine = [swarm.epoch() for _ in range(3)]
+    strangers = SigningSwarm()
+    strangers.version = swarm.version
+    strangers.counted = 10**12
+    run = audited_files(mine, [strangers.epoch()])
+    assert not run.refused, "nobody of the first file is named"
+    alone = audited(mine)
+    assert run.accounts[:3] == alone.accounts
+    receipts = run.receipts()
+    assert {peer: receipts[peer] for peer in swarm.peers} == alone.receipts()
+
+
+def test_of_two_histories_in_the_first_file_no_later_file_chooses() -> None:
+    swarm = SigningSwarm()
+    given_up = swarm.epoch()
+    swarm.version = Version(0)
+    swarm.counted = 0
+    strangers = SigningSwarm()
+    for dropped in ((0,), (1,), (2,)):  # the histories sort differently
+        real = swarm.epoch(dropped=dropped)
+        swarm.version = Version(0)
+        swarm.counted = 0
+        strangers.version = given_up.made
+        made_up = strangers.epoch()
+        run = audited_files([replace(given_up, certificate=None), real], [made_up])
+        assert [a.tokens for a in run.accounts][:1] == [real.tokens]
+        assert run.open == {0: given_up.tokens}
+
+
+def test_the_epochs_of_a_later_file_prove_those_before_them() -> None:
+    swarm = SigningSwarm()
+    first, second = [swarm.epoch() for _ in range(2)]
+    run = audited_files([replace(first, certificate=None)], [second])
+    assert [a.tokens for a in run.accounts] == [first.tokens, second.tokens]
+    assert not run.refused
 
 
 def test_a_record_under_another_plan_is_of_no_certified_version() -> None:

@@ -12,7 +12,8 @@ Records are loaded once to find their epochs, and once more when their epoch is 
 inflate to more than fits into memory.
 
 The plan names its voters. Anybody can make up a history with voters of their own, so files have an
-order: of two histories of one epoch, the one in the earlier file counts.
+order: of two histories of one epoch, the one in the earlier file counts. An epoch that starts from
+a version in an earlier file can prove that version, but says nothing about its tokens.
 """
 
 from collections import Counter
@@ -126,6 +127,15 @@ class _Found:
     sources: list[RecordSource] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class _Proof:
+    """A proof of a version: a counted epoch starts from it. ``file``: number of the file with that
+    epoch; ``tokens``: number of tokens counted before it, by its plan."""
+
+    file: int
+    tokens: int
+
+
 @dataclass
 class _Epoch:
     """One epoch, put together from records."""
@@ -148,9 +158,8 @@ class _Auditing:
         self._run = run
         self._audit = RunAudit(run)
         self._found: dict[Key, _Found] = {}
-        self._proven: dict[Key, int] = {}
-        """Versions from which a counted epoch starts, each with the number of tokens counted
-        before, by its plan."""
+        self._proven: dict[Key, _Proof] = {}
+        """Versions from which a counted epoch starts."""
         self._counted: dict[tuple[CellId, int], Version] = {}
         """The version that counts, of each epoch of a cell."""
         self._vouched: dict[PeerId, set[bytes]] = {}
@@ -194,10 +203,20 @@ class _Auditing:
         a.refused.sort(key=lambda r: (r.epoch, r.peer))
         return a
 
-    def _rank(self, key: Key) -> tuple[int, bool, Key]:
+    def _rank(self, key: Key) -> tuple[int, bool, bool, Key]:
         """Sort key for the histories of one epoch: the earlier file first; within a file, the
-        history on which more epochs were built."""
-        return self._found[key].file, key not in self._proven, key
+        history on which more epochs were built, and last one on which only later files build."""
+        trusted = self._trusted_proof(key)
+        later = trusted is None and key in self._proven
+        return self._found[key].file, trusted is None, later, key
+
+    def _trusted_proof(self, key: Key) -> _Proof | None:
+        """The proof of a version by a file that is trusted at least as much as the one that has
+        it; None without one."""
+        proof = self._proven.get(key)
+        if proof is None or proof.file > self._found[key].file:
+            return None
+        return proof
 
     def _audit_epoch(self, key: Key, epoch: _Epoch) -> None:
         a = self._audit
@@ -215,8 +234,8 @@ class _Auditing:
             self._refuse(CreditGround.DOUBLE, epoch, text)
             return
         statements = self._statements(epoch)
-        tokens = self._tokens(epoch, self._proven.get(key), statements)
-        self._proven[cell, epoch.plan.base] = epoch.plan.tokens
+        tokens = self._tokens(epoch, self._trusted_proof(key), statements)
+        self._proven[cell, epoch.plan.base] = _Proof(self._found[key].file, epoch.plan.tokens)
         account = settle(epoch.plan, made, epoch.dropped, tokens, statements)
         a.refused += account.refused
         a.accounts.append(account)
@@ -247,19 +266,18 @@ class _Auditing:
         return is_majority(voters, agreed)
 
     def _tokens(
-        self, epoch: _Epoch, until: int | None, statements: Mapping[PeerId, Statement]
+        self, epoch: _Epoch, proof: _Proof | None, statements: Mapping[PeerId, Statement]
     ) -> int:
-        """Number of tokens that the epoch counted. ``until``: number of tokens counted until its
-        end, from the certified plan that starts from its version. Without such a plan, the number
-        that most members of the plan state counts; without statements, the number in most records.
-        If several numbers are equally frequent, the least counts."""
+        """Number of tokens that the epoch counted: up to the plan of ``proof``. Without a proof,
+        the number that most members of the plan state counts; without statements, the number in
+        most records. If several numbers are equally frequent, the least counts."""
         tokens = min(epoch.claimed)
         members = {m.peer for m in epoch.plan.members}
         said = Counter(
             s.tokens for p, s in statements.items() if p in members and s.made == epoch.made
         )
-        if until is not None:
-            tokens = max(0, until - epoch.plan.tokens)
+        if proof is not None:
+            tokens = max(0, proof.tokens - epoch.plan.tokens)
         elif said:
             tokens = max(sorted(said), key=said.__getitem__)
         if epoch.claimed != {tokens}:
