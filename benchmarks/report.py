@@ -53,10 +53,12 @@ class Row:
 
 @dataclass
 class Report:
-    """Collects rows; prints them for people as they come, and as JSON at the end."""
+    """Collects rows; prints them for people as they come, and as JSON at the end. Made before
+    anything is measured: it notes the load and the commit."""
 
     rows: list[Row] = field(default_factory=list)
     began: Moment = field(default_factory=Moment.now)
+    tree: str = field(default_factory=lambda: commit())
 
     def add(self, *row: Any, **named: Any) -> Row:
         """One more :class:`Row`, said at once on stderr."""
@@ -94,7 +96,7 @@ class Report:
             print(f"speeds are not judged: {load}", file=sys.stderr, flush=True)
         text = json.dumps(
             {
-                "commit": commit(),
+                "commit": self._measured(),
                 "arguments": arguments(sys.argv[1:]),
                 "machine": machine(),
                 "date": time.strftime("%Y-%m-%d", time.gmtime()),
@@ -108,6 +110,13 @@ class Report:
         elif where is not None:
             Path(where).write_text(text + "\n")
         return rows
+
+    def _measured(self) -> str:
+        """The commit that was measured; both, with ``+``, if the tree changed meanwhile."""
+        now = commit()
+        if now == self.tree:
+            return now
+        return f"{self.tree}..{now.rstrip('+')}+"
 
 
 def judged(rows: Sequence[Row], load: Load) -> list[Row]:
@@ -164,8 +173,8 @@ def arguments(words: Sequence[str]) -> list[str]:
 
 
 def commit() -> str:
-    """The commit measured, with ``+`` when the tree has changes beside results; "unknown" outside a
-    checkout."""
+    """The commit of the tree now, with ``+`` when the tree has changes beside results; "unknown"
+    outside a checkout."""
     try:
         name = _git("rev-parse", "--short=12", "HEAD")
         changes = _git("status", "--porcelain", "--", ".", *RESULTS)

@@ -106,6 +106,30 @@ def test_work_of_this_process_is_not_the_work_of_others() -> None:
     assert after.all >= before.all
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("c0ffee", "c0ffee", "c0ffee"),
+        ("c0ffee+", "c0ffee+", "c0ffee+"),
+        ("c0ffee", "decade", "c0ffee..decade+"),
+        ("c0ffee", "c0ffee+", "c0ffee..c0ffee+"),
+        ("c0ffee+", "decade", "c0ffee+..decade+"),
+    ],
+)
+def test_a_result_names_the_tree_of_its_beginning_and_says_that_it_changed(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    before: str,
+    after: str,
+    said: str,
+) -> None:
+    monkeypatch.setattr("benchmarks.report.commit", lambda: before)
+    report = Report()
+    monkeypatch.setattr("benchmarks.report.commit", lambda: after)
+    report.write("-")
+    assert json.loads(capsys.readouterr().out)["commit"] == said
+
+
 def test_a_report_of_speeds_alone_says_that_it_could_not_tell(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
