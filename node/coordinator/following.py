@@ -84,10 +84,11 @@ class PlanReports:
     async def _report(self) -> None:
         try:
             while batch := tuple(self._results[self._told : self._told + RESULTS]):
-                before = self._told
-                self._told += len(batch)  # before the call, in which it may be set back
-                if not await self._tell(notes.finished_note(self.plan, batch)):
-                    self._told = min(self._told, before)
+                sent = self._told + len(batch)
+                self._told = sent  # before the call, in which it may be set back
+                heard = await self._tell(notes.finished_note(self.plan, batch))
+                if not heard and self._told == sent:  # else somebody else is to hear them
+                    self._told -= len(batch)
                     return
         finally:
             self._telling = False

@@ -276,6 +276,9 @@ class Heard:
 
     def __init__(self) -> None:
         self.answers = True
+        self.outcome: asyncio.Future[bool] | None = None
+        """If the next report is to stay on its way: set to end it, heard or not."""
+        self.on_its_way = asyncio.Event()
         self.results: list[int] = []
         self.words: list[str] = []
         self._tasks: list[asyncio.Task[None]] = []
@@ -283,6 +286,10 @@ class Heard:
 
     async def _tell(self, note: pb.Note) -> bool:
         await asyncio.sleep(0)
+        if (outcome := self.outcome) is not None:
+            self.outcome = None
+            self.on_its_way.set()
+            return await outcome
         if not self.answers:
             return False
         if note.WhichOneof("say") == "finished":
@@ -308,6 +315,19 @@ async def test_a_new_leader_hears_all_results_also_those_that_the_former_one_hea
     heard.reports.again()
     await heard.told()
     assert heard.results == [0, 1, 2, 0, 1, 2]
+
+
+async def test_a_report_on_its_way_to_the_former_leader_holds_no_results_back() -> None:
+    heard = Heard()
+    outcome = asyncio.get_running_loop().create_future()
+    heard.outcome = outcome
+    for index in range(3):
+        heard.reports.add(MicroBatchDone(index, True, 1.0, 8))
+    await heard.on_its_way.wait()
+    heard.reports.again()
+    outcome.set_result(False)
+    await heard.told()
+    assert heard.results == [0, 1, 2]
 
 
 async def test_a_leader_that_was_out_of_reach_hears_what_it_missed() -> None:
