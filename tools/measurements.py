@@ -19,7 +19,7 @@ from tools.reference import prose, table
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 PAGE = DOCS / "benchmarks.md"
 RESULTS = DOCS / "benchmarks" / "results"
-FIELDS = {"commit", "machine", "date", "load", "results"}
+FIELDS = {"arguments", "commit", "machine", "date", "load", "results"}
 """Fields of a result that the page shows."""
 HOLDS = {True: "yes", False: "**no**", None: ""}
 INTRODUCTION = """\
@@ -58,7 +58,7 @@ def _place(kept: tuple[str, Mapping[str, Any]]) -> tuple[str, int, str]:
 def _section(kept: str, result: Mapping[str, Any]) -> list[str]:
     name, _, part = kept.partition(".")
     heading = f"{name}, part {part}" if part else name
-    command = " ".join([f"python -m benchmarks.{name}", *result.get("arguments", ())])
+    command = " ".join([f"python -m benchmarks.{name}", *result["arguments"]])
     load = result["load"]
     # A part that did not come to its end has no target, but does not hold.
     asked = [row for row in result["results"] if row["target"] or row["holds"] is not None]

@@ -1,6 +1,7 @@
 """The page of measurements is what the results of the benchmarks say."""
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,17 @@ def test_each_result_is_of_a_benchmark_and_of_a_committed_tree():
         assert result["results"]
 
 
+def test_each_result_is_of_a_commit_of_this_history(root: Path):
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", *words], cwd=root, capture_output=True, text=True, timeout=60)
+
+    if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+        pytest.skip("the history is not here")
+    for name, result in measurements.kept().items():
+        found = git("merge-base", "--is-ancestor", result["commit"], "HEAD")
+        assert found.returncode == 0, f"{name} was measured at {result['commit']}, which is gone"
+
+
 def test_a_row_that_does_not_hold_is_shown_as_such():
     row = {
         "name": "1 speed",
@@ -30,6 +42,7 @@ def test_a_row_that_does_not_hold_is_shown_as_such():
         "target": "at least 1",
     }
     result = {
+        "arguments": [],
         "commit": "c0ffee",
         "date": "2026-01-02",
         "machine": "a machine",
@@ -51,6 +64,7 @@ def test_a_part_that_did_not_come_to_its_end_counts_as_a_row_that_does_not_hold(
     row = {"name": "1", "value": 0, "unit": "", "peer": "", "target": "1", "holds": True}
     failed = {**row, "name": "2 did not come to its end", "target": "", "holds": False}
     result = {
+        "arguments": [],
         "commit": "c0ffee",
         "date": "2026-01-02",
         "machine": "a machine",
@@ -60,7 +74,7 @@ def test_a_part_that_did_not_come_to_its_end_counts_as_a_row_that_does_not_hold(
     assert "1 of 2 rows hold" in measurements.page({"pipeline": result})
 
 
-WHOLE = '{"commit": "", "machine": "", "date": "", "load": {}, "results": []}'
+WHOLE = '{"arguments": [], "commit": "", "machine": "", "date": "", "load": {}, "results": []}'
 
 
 @pytest.mark.parametrize(
