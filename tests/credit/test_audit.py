@@ -126,8 +126,13 @@ def test_a_statement_of_another_peer_or_epoch_or_run_is_no_receipt() -> None:
     assert grounds(run) == {(CreditGround.FORGED, NOBODY)}
     old = records[0].signed[-1]
     run = audited([records[0], replace(records[1], signed=(old,))])
-    assert (CreditGround.ELSEWHERE, old.peer) in grounds(run)
+    assert (CreditGround.ELSEWHERE, NOBODY) in grounds(run), "anybody can have put it there"
     assert sum(run.receipts().values()) == records[0].tokens * 3
+    both = replace(records[1], signed=(*records[0].signed, *records[1].signed))
+    for files in ([[records[0], both]], [records, [both]]):
+        run = audited_files(*files)
+        assert grounds(run) == {(CreditGround.ELSEWHERE, NOBODY)}
+        assert sum(run.receipts().values()) == run.work, "the signers' own statements count"
     other = audit([[replace(records[0], run="ef" * 32)]], is_signed)["ef" * 32]
     assert not other.accounts, "certificates of a run prove nothing in another one"
 

@@ -174,6 +174,47 @@ async def test_a_forged_statement_beside_a_plan_is_refused_and_blames_nobody() -
     assert swarm.peers[2] not in {s.peer for s in rig.records[0].signed}
 
 
+@pytest.mark.parametrize("leads", [True, False])
+async def test_of_several_statements_of_a_signer_the_one_about_the_epoch_is_kept(
+    leads: bool,
+) -> None:
+    swarm = swarm_of_one_way()
+    rig = Rig(swarm, swarm.peers[0 if leads else 1])
+    old = next(s for s in swarm.epoch().signed if s.peer == swarm.peers[2])
+    record = swarm.epoch()
+    rig.commits(record)
+    others = [s for s in record.signed if s.peer != rig.me]
+    following = swarm.plan()
+    if leads:
+        others = [s for s in others if s.peer != old.peer]
+        collected(rig, record, old, *others)
+    else:
+        rig.credit.heard(following, plan_note(following, old, *others, old))
+    await rig.follows(following)
+    assert old not in rig.records[0].signed
+    assert set(others) < set(rig.records[0].signed)
+    (said,) = [e for e in rig.journal.recent() if e.kind == "receipt-refused"]
+    assert said.fields["grounds"].keys() == {"elsewhere"}
+    # Only a member sends its leader its own statement; elsewhere the leader may have put it there.
+    assert said.fields["peers"] == ([old.peer] if leads else [])
+
+
+async def test_a_record_has_one_statement_of_each_signer() -> None:
+    swarm = swarm_of_one_way()
+    rig = Rig(swarm, swarm.peers[1])
+    record = swarm.epoch()
+    rig.commits(record)
+    others = [s for s in record.signed if s.peer != rig.me]
+    again = [
+        swarm.sign(s.peer, replace(Statement.parse(s.said), before=b"\1" * 32)) for s in others
+    ]
+    following = swarm.plan()
+    rig.credit.heard(following, plan_note(following, *others, *again))
+    await rig.follows(following)
+    assert set(others) < set(rig.records[0].signed)
+    assert len(rig.records[0].signed) == len(swarm.peers)
+
+
 async def test_a_full_disk_costs_the_record_alone() -> None:
     swarm = swarm_of_one_way()
     rig = Rig(swarm, swarm.peers[1])

@@ -186,7 +186,7 @@ class _Settling:
         stage = self._stage.get(signer)
         if stage is None:
             account.refuse(CreditGround.STRANGER, signer, "it did not work by this plan")
-        elif (said.cell, said.made) != (self._plan.cell_id, self._made):
+        elif not said.is_of(self._plan, self._made):
             account.refuse(CreditGround.ELSEWHERE, signer, "its statement is of another version")
         elif said.tokens != account.tokens:
             text = f"it counts {said.tokens} tokens, the others {account.tokens}"

@@ -273,9 +273,7 @@ class _Auditing:
         most records. If several numbers are equally frequent, the least counts."""
         tokens = min(epoch.claimed)
         members = {m.peer for m in epoch.plan.members}
-        said = Counter(
-            s.tokens for p, s in statements.items() if p in members and s.made == epoch.made
-        )
+        said = Counter(s.tokens for p, s in statements.items() if p in members)
         if proof is not None:
             tokens = max(0, proof.tokens - epoch.plan.tokens)
         elif said:
@@ -289,7 +287,7 @@ class _Auditing:
     # ----------------------------------------------------------- statements
 
     def _statements(self, epoch: _Epoch) -> Mapping[PeerId, Statement]:
-        """The statements of an epoch that their signers have signed, one for each."""
+        """The statements about an epoch that their signers have signed, one for each."""
         found: dict[PeerId, Statement] = {}
         for peer, said in epoch.signed.items():
             honest = [s for s in said if self._is_of_signer(s)]
@@ -300,9 +298,16 @@ class _Auditing:
             parsed = dict[Statement, None]()
             for signed in honest:
                 try:
-                    parsed[Statement.parse(signed.said)] = None
+                    statement = Statement.parse(signed.said)
                 except WireError as e:
                     self._refuse(CreditGround.MALFORMED, epoch, str(e), peer)
+                    continue
+                if statement.is_of(epoch.plan, epoch.made):
+                    parsed[statement] = None
+                else:
+                    # Whoever wrote the record may have put it there.
+                    text = f"a statement of {short(peer)} is of another version"
+                    self._refuse(CreditGround.ELSEWHERE, epoch, text, NOBODY)
             if len(parsed) > 1:
                 self._refuse(CreditGround.DOUBLE, epoch, "it has signed two statements", peer)
             for statement in [*parsed][:2]:

@@ -258,20 +258,29 @@ class Credit:
         """The account of an epoch, and the reason why its record was not written. Blocks."""
         facts = self._kit.facts
         domain = work_domain(facts.run_id)
+        p = pending
         refused = list[tuple[CreditGround, PeerId, str]]()
         good: dict[Signed, Statement] = {}
+        signers = set[PeerId]()
         for each in signed:
+            # A member sends its leader its statement itself. Others get it from a leader, who
+            # checks it later: anybody on the way may have made it, or put it there.
+            sender = each.peer if leads else NOBODY
             if not is_signed(self._identity, each.peer, each.said, each.signature, domain):
-                # A member sends its leader its statement itself. Others get it from a leader, who
-                # checks it later: anybody on the way may have made it.
                 text = f"a statement in the name of {short(each.peer)} is not signed by it"
-                refused.append((CreditGround.FORGED, each.peer if leads else NOBODY, text))
+                refused.append((CreditGround.FORGED, sender, text))
                 continue
             try:
-                good[each] = Statement.parse(each.said)
+                statement = Statement.parse(each.said)
             except WireError as e:
                 refused.append((CreditGround.MALFORMED, each.peer, str(e)))
-        p = pending
+                continue
+            if not statement.is_of(p.plan, p.made):
+                text = f"a statement of {short(each.peer)} is of another version"
+                refused.append((CreditGround.ELSEWHERE, sender, text))
+            elif each.peer not in signers:
+                signers.add(each.peer)
+                good[each] = statement
         whole = EpochRecord(facts.run_id, p.plan, p.dropped, p.tokens, certificate, tuple(good))
         record = whole.fitting()
         # A statement without room in the record confirms nothing in the account either.

@@ -51,6 +51,10 @@ class Statement:
     takers: tuple[int, ...]
     givers: tuple[int, ...]
 
+    def is_of(self, plan: Plan, made: Version) -> bool:
+        """Return True if this is a statement about the epoch of ``plan`` that made ``made``."""
+        return (self.cell, self.made) == (plan.cell_id, made)
+
     def said(self) -> bytes:
         """The bytes that are signed and sent."""
         sizes = self.sizes
