@@ -10,7 +10,7 @@ multiple, the powers of two are written: a young run has a version on every disk
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from statistics import median
 
 from node.checkpoint.settings import CheckpointSettings
@@ -106,11 +106,24 @@ def _power_of_two(epoch: int) -> bool:
     return epoch.bit_count() == 1
 
 
+def current(written: Sequence[int]) -> list[int]:
+    """The epochs of the history in which the run goes on, newest first. ``written``: epochs of the
+    checkpoints of one stage, in the order in which they were written. Where a later one has a lower
+    epoch the run went back, and the higher epochs before it were given up."""
+    found: list[int] = []
+    for epoch in reversed(written):
+        if not found or epoch < found[-1]:
+            found.append(epoch)
+    return found
+
+
 def kept(
-    epochs: Iterable[int], protected: Collection[int], *, keep: int, stride: int
+    written: Sequence[int], protected: Collection[int], *, keep: int, stride: int
 ) -> frozenset[int]:
     """Choose the checkpoints that stay: all ``protected`` epochs, then the newest others until
-    there are ``keep``. Multiples of ``stride`` come first, because other peers have them too."""
-    others = sorted((e for e in set(epochs) if e not in protected), reverse=True)
-    others.sort(key=lambda epoch: epoch % stride != 0)
+    there are ``keep``. ``written`` as in :func:`current`; epochs that the run gave up come last.
+    Multiples of ``stride`` come first, because other peers have them too."""
+    others = sorted((e for e in set(written) if e not in protected), reverse=True)
+    line = current(written)
+    others.sort(key=lambda epoch: (epoch not in line, epoch % stride != 0))
     return frozenset([*protected, *others[: max(0, keep - len(protected))]])

@@ -11,8 +11,9 @@ is torn, garbled, of another run or of a later format is left where it is and re
 that cannot be read may be the last copy. Where its name is wanted for a new checkpoint it is
 renamed to "<name>.aside-<hex>", up to :data:`ASIDE` of them in a stage.
 
-Old checkpoints are removed by number, by age and by the bytes that all of them take. The newest one
-of a stage stays until a newer one is whole.
+Old checkpoints are removed by number, by age and by the bytes that all of them take. Those of a
+history that the run gave up when it went back are removed before others. The newest one of a stage
+stays until a newer one is whole.
 """
 
 import hashlib
@@ -42,7 +43,7 @@ from node.checkpoint.files import (
     write,
     write_tensors,
 )
-from node.checkpoint.schedule import kept
+from node.checkpoint.schedule import current, kept
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.state import by_part
 from node.core import numbers
@@ -106,7 +107,8 @@ class FileEntry:
 @dataclass(frozen=True, slots=True)
 class CheckpointManifest:
     """``digest`` is the stage digest of the parameters, "" in format 1;
-    ``meta`` is JSON of the caller that saved (the sampler's place, …)."""
+    ``meta`` is JSON of the caller that saved (the sampler's place, …); ``number`` rises with each
+    checkpoint of the stage on this disk, 0 in one of older software."""
 
     run_id: str
     stage: int
@@ -114,6 +116,7 @@ class CheckpointManifest:
     digest: str
     files: dict[str, FileEntry]
     meta: dict[str, Any]
+    number: int = 0
 
     def encode(self) -> bytes:
         """The file: the facts and the sha256 of their canonical form. ``meta`` is lists, numbers
@@ -148,6 +151,7 @@ class CheckpointManifest:
                 _hex(body["digest"]) if body["format"] == FORMAT else "",
                 files,
                 body["meta"],
+                numbers.whole(body.get("number", 0)),
             )
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as e:
             raise Refused(f"its manifest cannot be read: {e}") from e
@@ -221,11 +225,13 @@ class CheckpointStore:
                     OPTIMIZER: flat,
                 }
                 size = sum(t.nbytes for named in files.values() for t in named.values())
-                protected = {epoch, *beside}
-                self._make_room(stage, size + OVERHEAD, protected)
-                new = CheckpointManifest(self.run_id, stage, epoch, stage_digest, {}, dict(meta))
+                number = 1 + max(self._numbers(stage).values(), default=0)
+                new = CheckpointManifest(
+                    self.run_id, stage, epoch, stage_digest, {}, dict(meta), number
+                )
+                self._make_room(new, size + OVERHEAD, beside)
                 self._write(at, new, files, why, goes_on)
-                self._prune(at, stage, protected, stride)
+                self._prune(at, stage, {epoch, *beside}, stride)
         except OSError as e:
             raise local_fault("write a checkpoint", self.root, e) from e
         return self.path(stage, epoch)
@@ -237,11 +243,16 @@ class CheckpointStore:
             {epoch for epoch, _, manifest, _ in self._survey(stage) if manifest is not None}
         )
 
+    def current(self, stage: int) -> list[int]:
+        """Epochs of :meth:`epochs` that the run has not given up, as far as the order tells in
+        which they were written; newest first."""
+        return current(self._written(stage))
+
     def newest_whole(self, stage: int, most: int) -> int | None:
-        """Newest epoch up to ``most`` with an intact checkpoint, None without one. Compares whole
-        files with the hashes of the manifest. A damaged checkpoint counts as absent from then
-        on."""
-        for epoch in reversed([found for found in self.epochs(stage) if found <= most]):
+        """Newest epoch of :meth:`current` up to ``most`` with an intact checkpoint, None without
+        one. Compares whole files with the hashes of the manifest. A damaged checkpoint counts as
+        absent from then on."""
+        for epoch in [found for found in self.current(stage) if found <= most]:
             for name in _names(epoch):
                 try:
                     with self._stage(stage) as at:
@@ -361,7 +372,7 @@ class CheckpointStore:
     def _prune(self, at: int, stage: int, protected: Collection[int], stride: int) -> None:
         """Remove checkpoints of this stage beyond ``settings.keep``, and checkpoints of any stage
         past ``settings.max_age_h``."""
-        epochs = self.epochs(stage)
+        epochs = self._written(stage)
         stay = kept(epochs, protected, keep=self.settings.keep, stride=stride)
         for epoch in epochs:
             aged = epoch not in protected and self._aged(at, epoch)
@@ -373,19 +384,24 @@ class CheckpointStore:
                     if self._aged(there, epoch):
                         self._remove(there, epoch)
 
-    def _make_room(self, stage: int, size: int, protected: Collection[int]) -> None:
-        """Remove the oldest checkpoints of this run until ``size`` bytes more keep below
-        ``settings.max_disk``. Raises OutOfResources if the newest one of this stage alone is too
-        much, and then has removed nothing."""
+    def _make_room(self, new: CheckpointManifest, size: int, beside: Collection[int]) -> None:
+        """Remove checkpoints of this run until ``size`` bytes more keep below
+        ``settings.max_disk``: of other stages, then those that the run gave up, then the oldest.
+        Raises OutOfResources if the newest one of this stage alone is too much, and then has
+        removed nothing."""
         limit = self.settings.max_disk
         if not limit:
             return
-        newest = max(self.epochs(stage), default=-1)
-        order: list[tuple[int, int, int]] = []
-        for other in (*self._other_stages(stage), stage):
-            removable = [e for e in self.epochs(other) if other != stage or e != newest]
-            order += [(other, e, self._bytes(other, e)) for e in removable]
-        order = [o for o in order if o[0] != stage or o[1] not in protected]
+        stage = new.stage
+        written = self._written(stage)
+        before = current([*written, new.epoch])[1:]
+        protected = {*beside, self._newest_beside(new, written)}
+        here = [e for e in written if e not in protected]
+        here.sort(key=lambda epoch: (epoch in before, epoch))
+        order = [
+            (o, e, self._bytes(o, e)) for o in self._other_stages(stage) for e in self.epochs(o)
+        ]
+        order += [(stage, e, self._bytes(stage, e)) for e in here]
         used = self._bytes()
         if used - sum(o[2] for o in order) + size > limit:
             raise OutOfResources(
@@ -399,6 +415,27 @@ class CheckpointStore:
             with self._stage(other) as there:
                 self._remove(there, epoch)
             used -= nbytes
+
+    def _newest_beside(self, new: CheckpointManifest, written: list[int]) -> int:
+        """The epoch whose checkpoint stays until ``new`` is whole: one of the same version, else
+        the newest before it that the run has not given up, else the one that was written last; -1
+        without any."""
+        line = new.meta.get("lineage")
+        if new.epoch in written and self.metas(new.stage)[new.epoch].get("lineage") == line:
+            return new.epoch
+        before = current([*written, new.epoch])[1:]
+        return next(iter([*before, *reversed(written)]), -1)
+
+    def _written(self, stage: int) -> list[int]:
+        """Epochs of :meth:`epochs` in the order in which they were written. Those of older software
+        come first, by epoch."""
+        found = self._numbers(stage)
+        return sorted(found, key=lambda epoch: (found[epoch], epoch))
+
+    def _numbers(self, stage: int) -> dict[int, int]:
+        """The number of every checkpoint that looks whole, by epoch, as in :meth:`metas`."""
+        found = reversed(self._survey(stage))
+        return {epoch: m.number for epoch, _, m, _ in found if m is not None}
 
     def _other_stages(self, stage: int) -> list[int]:
         """Stages that this peer has hosted before ``stage`` and has checkpoints of."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.checkpoint.schedule import FIRST_WRITE_S, CheckpointSchedule, kept
+from node.checkpoint.schedule import FIRST_WRITE_S, CheckpointSchedule, current, kept
 from node.checkpoint.settings import CheckpointSettings
 
 WITHIN_S = 300.0
@@ -149,3 +149,11 @@ def test_multiples_of_the_stride_stay_before_others(
     epochs: range, protected: set[int], keep: int, stride: int, stays: set[int]
 ) -> None:
     assert kept(epochs, protected, keep=keep, stride=stride) == stays
+
+
+def test_epochs_that_the_run_gave_up_go_first() -> None:
+    went_back = [88, 96, 98, 100, 92, 94]
+    assert current(went_back) == [94, 92, 88]
+    assert current([96, 98, 100, 98]) == [98, 96], "to an epoch that it had written before"
+    assert kept(went_back, {94}, keep=3, stride=2) == {94, 92, 88}
+    assert kept(went_back, {94}, keep=4, stride=8) == {94, 92, 88, 96}

@@ -484,6 +484,73 @@ def test_what_stays_beside_is_named(tmp_path: Path) -> None:
     assert store.epochs(1) == [6, 7]
 
 
+OLD = "aa" * 16
+NEW = "bb" * 16
+
+
+def lines(store: CheckpointStore) -> dict[int, object]:
+    """The history of each checkpoint on the disk, by epoch."""
+    return {epoch: meta["lineage"] for epoch, meta in store.metas(1).items()}
+
+
+def test_what_the_run_gave_up_makes_way_for_what_it_does_now(tmp_path: Path) -> None:
+    for epoch in (96, 98, 100):
+        store_in(tmp_path).save(1, epoch, large(float(epoch)), {}, {"lineage": OLD}, stride=2)
+    for epoch in (92, 94, 96):
+        # Each time after a restart.
+        store_in(tmp_path).save(1, epoch, large(-float(epoch)), {}, {"lineage": NEW}, stride=2)
+        assert lines(store_in(tmp_path))[epoch] == NEW
+        assert len(store_in(tmp_path).epochs(1)) == 3
+    assert lines(store_in(tmp_path)) == {92: NEW, 94: NEW, 96: NEW}
+
+
+def test_room_is_made_of_what_the_run_gave_up(tmp_path: Path) -> None:
+    store = sized(tmp_path, max_disk=5 * ((1 << 20) + OVERHEAD) // 2)
+    for epoch in (98, 100):
+        store.save(1, epoch, large(float(epoch)), {}, {"lineage": OLD})
+    with pytest.raises(files.Interrupted):
+        store.save(1, 92, large(1.0), {}, {"lineage": NEW}, goes_on=lambda: False)
+    assert lines(store) == {100: OLD}, "what was written last stays until there is another"
+    store.save(1, 92, large(1.0), {}, {"lineage": NEW})
+    with pytest.raises(files.Interrupted):
+        store.save(1, 94, large(2.0), {}, {"lineage": NEW}, goes_on=lambda: False)
+    assert lines(store) == {92: NEW}
+    store.save(1, 94, large(2.0), {}, {"lineage": NEW})
+    assert lines(store) == {92: NEW, 94: NEW}
+    assert (store.current(1), store.newest_whole(1, 200)) == ([94, 92], 94)
+
+
+def given_up_after(blocks: int) -> Callable[[], bool]:
+    """Answers True to so many questions."""
+    left = iter(range(blocks))
+    return lambda: next(left, None) is not None
+
+
+def test_a_version_that_is_written_again_stays_meanwhile(tmp_path: Path) -> None:
+    """Also if the run has gone back to it."""
+    store = sized(tmp_path, max_disk=5 * ((1 << 20) + OVERHEAD) // 2)
+    again = {"lineage": OLD, "colleagues": []}
+    for epoch in (100, 98):
+        for there in (98, 100):
+            store.save(1, there, large(float(there)), {}, {"lineage": OLD})
+        with pytest.raises(files.Interrupted):
+            store.save(1, epoch, large(float(epoch)), {}, again, goes_on=given_up_after(0))
+        assert store.epochs(1) == [epoch], "the other one made way"
+    store.save(1, 100, large(100.0), {}, {"lineage": OLD})
+    with pytest.raises(files.Interrupted):
+        store.save(1, 100, large(1.0), {}, {"lineage": NEW}, goes_on=given_up_after(0))
+    assert lines(store) == {98: OLD}, "100 is no longer of the history that goes on"
+
+
+def test_checkpoints_of_older_software_count_by_their_epochs(store: CheckpointStore) -> None:
+    for epoch in (9, 8):
+        page = store.save(1, epoch, *state(epoch)) / "manifest.json"
+        body = json.loads(page.read_text())["checkpoint"]
+        del body["number"]
+        page.write_text(json.dumps({"checkpoint": body, "sha256": _hash(body)}))
+    assert store.current(1) == [9, 8]
+
+
 def test_a_writing_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
     store = store_in(tmp_path)
     store.save(1, 1, *state(1))

@@ -305,11 +305,13 @@ class DiskStore(CheckpointStore):
         state = {n: {k: collected(t) for k, t in s.items()} for n, s in optimizer.items()}
         made = Checkpoint(stage, epoch, dict(parameters), state, dict(meta), digest(parameters))
         before = self._on.places
-        self._on.places = {**before, (stage, epoch): made}
-        epochs = self.epochs(stage)
+        places = {place: old for place, old in before.items() if place != (stage, epoch)}
+        # In the order in which they were written.
+        self._on.places = places | {(stage, epoch): made}
+        written = [e for s, e in self._on.places if s == stage]
         keep = self.settings.keep
-        stay = kept(epochs, {epoch, *beside}, keep=keep, stride=stride)
-        for old in set(epochs) - stay:
+        stay = kept(written, {epoch, *beside}, keep=keep, stride=stride)
+        for old in set(written) - stay:
             del self._on.places[stage, old]
         self._blocked = self._on.seconds
         self._on.writing = self._now() + self._blocked, before
