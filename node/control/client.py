@@ -30,7 +30,7 @@ EXPORT_S = 7 * 86400.0
 
 class ControlClient(contextlib.AbstractContextManager["ControlClient"]):
     """A conversation with the daemon that listens on the socket ``path``. Raises NotRunning if none
-    listens there."""
+    listens there, Refused if another user's does."""
 
     def __init__(self, path: Path, timeout_s: float = 5.0, home: Path | None = None) -> None:
         self.path = path

@@ -11,7 +11,7 @@ from typing import Any
 
 from node.control.client import ControlClient
 from node.control.words import clean
-from node.core.errors import LocalFault, NotRunning
+from node.core.errors import LocalFault, NotRunning, Refused
 from node.core.home import control_socket
 from node.core.ids import stage_name
 
@@ -24,6 +24,7 @@ AT_ONCE = 16
 """Daemons that are asked at once."""
 STOPPED = "not running"
 SILENT = "does not answer"
+FOREIGN = "another user's"
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def lines(daemons: Iterable[FoundDaemon]) -> list[str]:
     """For people: a line for each daemon, the home last, because it may be long."""
     rows = [("PID", "STATE", "RUN", "WORK", "EPOCH", "HOME")]
     for one in daemons:
-        run = f"{clean(one.swarm, 16)} {one.run_id[:6]}".strip() or "-"
+        run = f"{clean(one.swarm, 16)} {clean(one.run_id, 64)[:6]}".strip() or "-"
         epoch = str(one.epoch) if one.run_id else "-"
         rows.append((str(one.pid or "-"), one.state, run, one.work or "-", epoch, _home(one)))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -116,5 +117,7 @@ def _asked(path: Path, home: Path | None) -> FoundDaemon:
                 work=work,
                 epoch=said.epoch,
             )
+    except Refused:
+        return FoundDaemon(name, 0, FOREIGN)
     except (NotRunning, OSError):
         return FoundDaemon(name, 0, STOPPED)

@@ -1,7 +1,7 @@
 """The socket between the command line and the daemon: its listener, and the metadata of its
 answers."""
 
-import errno
+import os
 import socket
 import stat
 import struct
@@ -57,17 +57,37 @@ def clear_stale(path: Path) -> None:
 
 def listener(path: Path) -> int | None:
     """Pid of the process that listens on a unix socket, 0 when the system does not tell, None when
-    nobody does."""
+    nobody does. Raises Refused for the socket of another user, whose answers cannot be trusted;
+    root's can."""
+    try:
+        user, pid = _peer(path)
+    except PermissionError as e:
+        raise _foreign(path) from e
+    except OSError:
+        return None
+    if user not in (os.getuid(), 0):
+        raise _foreign(path)
+    return pid
+
+
+def _peer(path: Path) -> tuple[int, int]:
+    """User and process of the listener; the process is 0 where the system does not tell it. Raises
+    OSError when nobody listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
         try:
             probe.connect(str(path))
-        except TimeoutError:
-            return 0  # it exists but is too busy to take us: alive
-        except OSError as e:
-            if e.errno == errno.EAGAIN:
-                return 0
-            return None
+        except (TimeoutError, BlockingIOError):
+            return path.stat().st_uid, 0  # it exists but is too busy to take us: alive
         if not hasattr(socket, "SO_PEERCRED"):
-            return 0
-        return struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+            return path.stat().st_uid, 0
+        raw = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        pid, user, _ = struct.unpack("iII", raw)
+        return user, pid
+
+
+def _foreign(path: Path) -> Refused:
+    return Refused(
+        f"{path} is another user's",
+        "run tutti as that user, or name a directory of yours with  --home DIR",
+    )

@@ -127,7 +127,7 @@ def status_lines(s: Snapshot, verbose: bool = False) -> list[Text]:
         lines.append(_line("  now", clean(s.reason, WHOLE), "cyan"))
     run = ""
     if s.swarm.run_id:
-        run = f"{clean(s.swarm.name, 16)} {s.swarm.run_id[:6]}  {_progress(s)}"
+        run = f"{clean(s.swarm.name, 16)} {clean(s.swarm.run_id, 64)[:6]}  {_progress(s)}"
     leader = ""
     if s.leader:
         leader = named(PeerId(clean(s.leader, 64)), clean(s.leader_name, 24))
@@ -926,7 +926,7 @@ def swarm_picture(
     rows = _replica_rows(by_stage(snapshots, s.swarm.stages), width, max(4, height - 8))
     curve_height = max(1, min(7, height - 6 - len(rows) - bool(note)))
     curve = [Text("  " + row, "cyan") for row in chart(s.loss_history, width - 4, curve_height)]
-    head = Text(f"{clean(s.swarm.name, 16)} {s.swarm.run_id[:6]}", "bold").append(
+    head = Text(f"{clean(s.swarm.name, 16)} {clean(s.swarm.run_id, 64)[:6]}", "bold").append(
         f"   epoch {s.epoch}/{s.swarm.epochs}", ""
     )
     if s.loss:

@@ -282,7 +282,7 @@ class Monitor(App[str]):
         why.update(why_lines(s))
         swarm = self.query_one("#swarm", Static)
         health = "healthy" if s.healthy else "degraded"
-        swarm.border_title = f"{clean(s.swarm.name, 14)} {s.swarm.run_id[:6]} {health}"
+        swarm.border_title = f"{clean(s.swarm.name, 14)} {clean(s.swarm.run_id, 64)[:6]} {health}"
         swarm.update(_stack(swarm_lines(s, answer)))
         loss = self.query_one("#loss", Static)
         title = "loss"

@@ -35,6 +35,11 @@ async def test_a_daemon_that_does_not_answer_is_listed(socket, window, monkeypat
     assert one.state == daemons.SILENT
 
 
+def test_a_line_has_no_escape_sequences():
+    found = daemons.FoundDaemon("/home/a", 7, "training", "\x1b[2J\x1b[H", "\x1b[31m", "ends")
+    assert not any("\x1b" in line for line in daemons.lines([found]))
+
+
 def test_the_children_of_a_home_are_looked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(daemons, "sockets", lambda: iter(()))
     (tmp_path / "local" / "stage-1").mkdir(parents=True)

@@ -1,13 +1,17 @@
 import asyncio
+import errno
 import os
 import socket as sockets
 import stat
 import threading
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from node.control import daemons
+from node.control import sockets as control_sockets
 from node.control.client import ControlClient
 from node.control.service import ControlService
 from node.control.sockets import clear_stale, listener
@@ -177,6 +181,27 @@ async def test_a_daemon_that_is_back_is_asked_within_a_second(socket, monkeypatc
     else:
         await ControlDaemon(socket).close()
     assert seen["grpc.max_reconnect_backoff_ms"] <= 1000
+
+
+@pytest.mark.parametrize("closed", [False, True])
+async def test_the_daemon_of_another_user_is_not_trusted(socket, monkeypatch, closed):
+    def peer(path: Path) -> tuple[int, int]:
+        if closed:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return os.getuid() + 1, 4242
+
+    monkeypatch.setattr(control_sockets, "_peer", peer)
+    for asked in (ControlClient, clear_stale, listener):
+        with pytest.raises(Refused, match="another user's"):
+            asked(socket)
+    assert daemons._asked(socket, socket.parent).state == daemons.FOREIGN
+    assert socket.exists()
+
+
+async def test_the_daemon_of_root_is_trusted(socket, monkeypatch):
+    monkeypatch.setattr(control_sockets, "_peer", lambda path: (0, 4242))
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    assert listener(socket) == 4242
 
 
 async def test_something_else_at_the_path_is_left_alone(tmp_path):

@@ -558,8 +558,9 @@ def test_a_hostile_name_cannot_draw_on_the_terminal():
     hostile = training_snapshot(
         name="\x1b[2J", reason="\x1b[1m", healthy=False, layers="[red]x[/red]"
     )
+    hostile.swarm.run_id = "\x1b[2J\x1b[H"
     text = "\n".join(shown(*status_lines(hostile)))
-    assert "\x1b" not in text
+    assert "\x1b" not in text + "\n".join(shown(swarm_picture([hostile])))
     assert "[red]x[/red]" in text  # markup of a stranger is text
 
 
