@@ -38,7 +38,8 @@ class Lie:
     """One peer's lie. ``kind``: one of :data:`KINDS`, or "accused" if it sends true tensors and
     reports false sketches of those that it received; ``way``: direction of the tensors; ``since``:
     first epoch of the lie; ``alibi``: sketches that it reports of false tensors: "true" of what it
-    sent, "false" of what it should have sent, "none" reports nothing at all."""
+    sent, "false" of what it should have sent, "disputed" of what it sent and false ones of what it
+    received, "none" reports nothing at all."""
 
     peer: PeerId
     kind: str
@@ -208,13 +209,14 @@ class LyingCell:
         lie = self.lie
         if lie is None or hop.peer != lie.peer or way is not lie.way or plan.epoch < lie.since:
             return sent
-        if lie.kind == ACCUSED:
+        if lie.kind == ACCUSED or lie.alibi == "disputed":
             received = Crossing.INPUT if way is Direction.FORWARD else Crossing.OUTPUT_GRADIENT
             work.sketches[received] = self._sketch(-came)
+        if lie.kind == ACCUSED:
             return sent
         self._sent = [*self._sent[-STALE:], sent]
         false = KINDS[lie.kind](sent, came, self._sent, self._dice)
-        if lie.alibi == "true" and self._sketches:
+        if lie.alibi in ("true", "disputed") and self._sketches:
             crossing = Crossing.OUTPUT if way is Direction.FORWARD else Crossing.INPUT_GRADIENT
             work.sketches[crossing] = self._sketch(false)
         return false

@@ -93,8 +93,14 @@ class Stream:
         return Observed(tuple(found), frozenset())
 
 
-def pairs(*of: tuple[str, str]) -> Observed:
-    return Observed((), frozenset(frozenset(map(PeerId, pair)) for pair in of))
+def pairs(
+    *of: tuple[str, str], agreed: Iterable[tuple[str, str]] = (), working: str = ""
+) -> Observed:
+    """Neighbours that contradict each other, and those that agree. ``working``: the peers on the
+    paths of the plan."""
+    disputes, same = (frozenset(frozenset(map(PeerId, p)) for p in rows) for rows in (of, agreed))
+    stages = {PeerId(peer): int(peer[1]) for peer in working.split()}
+    return Observed((), disputes, same, stages)
 
 
 def judged(inspection: Inspection, epochs: Iterable[Observed]) -> list[tuple[int, Liar]]:
@@ -247,6 +253,62 @@ def test_of_two_that_contradict_each_other_nobody_is_banned() -> None:
     inspection = Inspection()
     assert judged(inspection, [pairs(("s1a", "s2a"))] * 20) == []
     assert inspection.apart() == {frozenset(("s1a", "s2a"))}
+
+
+ONE_BEFORE_THREE = "s0a s1a s2a s2b s2c"
+
+
+def disputed(accused: str, others: Iterable[str], working: str = ONE_BEFORE_THREE) -> Observed:
+    """The only replica of stage 1 contradicts one of stage 2, and agrees with the others."""
+    return pairs(("s1a", accused), agreed=[("s1a", p) for p in others], working=working)
+
+
+def test_who_contradicts_the_only_replica_that_another_agrees_with_is_banned() -> None:
+    found = judged(Inspection(), [disputed("s2b", ["s2a", "s2c"])] * LEAST)
+    assert [(number, liar.peer) for number, liar in found] == [(LEAST, "s2b")]
+    parted = disputed("s2b", ["s2a"], ONE_BEFORE_THREE + " s1b")
+    assert judged(Inspection(), [parted] * 20) == [], "another replica can be put between"
+    assert judged(Inspection(), [disputed("s2b", [])] * 20) == [], "nobody agrees with it"
+    elsewhere = pairs(("s1a", "s2b"), agreed=[("s1a", "s0a")], working=ONE_BEFORE_THREE)
+    assert judged(Inspection(), [elsewhere] * 20) == [], "only a peer of another stage does"
+    assert judged(Inspection(), [disputed("s2a", [], "s0a s1a s2a")] * 20) == [], "both are alone"
+
+
+def test_the_only_replica_gets_at_most_one_of_its_neighbours_out() -> None:
+    inspection = Inspection()
+    seen = [disputed("s2b", ["s2a", "s2c"])] * LEAST
+    seen += [disputed("s2c", ["s2a"], "s0a s1a s2a s2c")] * LEAST * 2
+    seen += [disputed("s2a", ["s2c"], "s0a s1a s2a s2c")] * LEAST * 2
+    found = judged(inspection, seen)
+    assert found.pop(0)[1].peer == "s2b"
+    assert {liar.peer for _, liar in found} == {"s1a"}
+    again = judged(inspection, [disputed("s2b", ["s2a", "s2c"])] * 3 * LEAST)
+    assert again[0][1].peer == "s2b", "it may be the liar of the first time"
+
+
+def test_a_silent_peer_beside_the_only_replica_of_a_stage_is_banned_once() -> None:
+    def seen(stream: Stream, liar: PeerId) -> Observed:
+        def lies(o: Observation) -> Observation:
+            lone = replace(o, sender=PeerId("s0b"), receiver=PeerId("s2a"))
+            if o.peer not in PAIR:
+                return o
+            return replace(lone, likeness=-2.0, confirmed=False) if o.peer == liar else lone
+
+        found = stream.epoch(change=lies)
+        agreed = [(p, other) for p in PAIR if p != liar for other in ("s0b", "s2a")]
+        return Observed(
+            found.observations,
+            frozenset(),
+            pairs(agreed=agreed).agreed,
+            {PeerId("s0b"): 0, **dict.fromkeys(PAIR, 1), PeerId("s2a"): 2},
+        )
+
+    stream = Stream(7)
+    inspection = Inspection()
+    assert judged(inspection, (seen(stream, ME) for _ in range(10))) == []
+    found = judged(inspection, (seen(stream, PAIR[0]) for _ in range(10)))
+    assert {liar.peer for _, liar in found} == {PAIR[0]}
+    assert judged(inspection, (seen(stream, PAIR[1]) for _ in range(10))) == []
 
 
 def test_records_of_peers_that_have_long_gone_are_deleted() -> None:

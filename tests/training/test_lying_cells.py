@@ -42,11 +42,11 @@ def trained() -> JudgedCell:
     return cell
 
 
-def assert_out(cell: JudgedCell, lie: Lie) -> None:
+def assert_out(cell: JudgedCell, lie: Lie, replicas: tuple[int, ...] = (2, 2, 2, 2)) -> None:
     """The liar gets no work after a few epochs, and everybody else still does."""
     outcome = cell.run(MOST, lie, until_banned=True)
     assert outcome.banned.keys() == {lie.peer}
-    assert outcome.worked == {peer for peer, stage in peers(2, 2, 2, 2) if stage} - {lie.peer}
+    assert outcome.worked == {peer for peer, stage in peers(*replicas) if stage} - {lie.peer}
 
 
 @pytest.mark.parametrize("way", list(Direction))
@@ -55,11 +55,46 @@ def test_a_liar_is_out_within_ten_epochs(trained: JudgedCell, kind: str, way: Di
     assert_out(copy.deepcopy(trained), Lie(LIAR, kind, way))
 
 
-@pytest.mark.parametrize("alibi", ["false", "none"])
+ALIBIS = ["false", "none", "disputed"]
+
+
+@pytest.mark.parametrize("alibi", ALIBIS)
 @pytest.mark.parametrize("way", list(Direction))
 def test_no_report_hides_a_lie(trained: JudgedCell, alibi: str, way: Direction) -> None:
     """All micro-batches of the liar go between the same two neighbours at first."""
     assert_out(copy.deepcopy(trained), Lie(LIAR, "flipped", way, alibi=alibi))
+
+
+@pytest.fixture(scope="module")
+def narrow() -> dict[tuple[int, ...], JudgedCell]:
+    """Trained cells by their replicas, made when they are asked for."""
+    return {}
+
+
+@pytest.mark.parametrize("alibi", ALIBIS)
+@pytest.mark.parametrize(
+    ("replicas", "liar", "way"),
+    [
+        ((1, 1, 2), "s2b", Direction.FORWARD),
+        ((2, 1, 2), "s2b", Direction.FORWARD),
+        ((1, 1, 3), "s2b", Direction.FORWARD),
+        ((1, 2, 1, 2), "s3b", Direction.FORWARD),
+        ((1, 2, 1), "s1b", Direction.BACKWARD),
+    ],
+)
+def test_no_report_hides_a_lie_beside_the_only_replica_of_a_stage(
+    narrow: dict[tuple[int, ...], JudgedCell],
+    replicas: tuple[int, ...],
+    liar: str,
+    way: Direction,
+    alibi: str,
+) -> None:
+    """Nobody can be put between the liar and the neighbour from which it takes its input."""
+    if replicas not in narrow:
+        narrow[replicas] = made(*replicas)
+        assert narrow[replicas].run(HONEST).banned == {}
+    lie = Lie(PeerId(liar), "flipped", way, alibi=alibi)
+    assert_out(copy.deepcopy(narrow[replicas]), lie, replicas)
 
 
 @pytest.mark.parametrize("way", list(Direction))

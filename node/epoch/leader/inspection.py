@@ -129,6 +129,22 @@ class InspectionRecord:
         epochs = self.deviations[about]
         return sum(d.by * d.count for d in epochs) / sum(d.count for d in epochs)
 
+    def suspect(self, about: tuple[TensorKind, int]) -> list[Deviation]:
+        """Epochs of one kind and measure that deviate as the mean does, and may be lies."""
+        by = self.mean(about)
+        return [d for d in self.deviations[about] if d.suspect and d.by * by > 0]
+
+    def single_witnesses(self, about: tuple[TensorKind, int], me: PeerId) -> set[PeerId]:
+        """Senders and receivers that nobody else confirms: what the peer does not report itself,
+        two of each must have seen, or this leader (``me``). One of them may lie."""
+        suspect = self.suspect(about)
+        found = set[PeerId]()
+        for witnesses in ([d.senders for d in suspect], [d.receivers for d in suspect]):
+            everybody = frozenset[PeerId]().union(*witnesses)
+            if len(everybody) == 1 and me not in everybody:
+                found |= everybody
+        return found
+
 
 @dataclass(frozen=True, slots=True)
 class Liar:
@@ -151,6 +167,8 @@ class Inspection:
         self._usual: Newest[tuple[TensorKind, int], Usual] = Newest(KEPT)
         self._records: Newest[PeerId, InspectionRecord] = Newest(KEPT)
         self._apart: frozenset[frozenset[PeerId]] = frozenset()
+        self._believed: Newest[PeerId, PeerId] = Newest(KEPT)
+        """By witness without a second one: the peer against which its word alone counted."""
         self._floors = list(FLOORS)
         """Tolerance of each measure: :data:`FLOORS`, plus the usual difference of replicas."""
 
@@ -189,7 +207,7 @@ class Inspection:
             if record.absent >= FORGOTTEN:
                 del self._records[peer]
         self._apart = self._contested()
-        return self._liars(present - {me}, me)
+        return self._liars(present - {me}, seen, me)
 
     def apart(self) -> frozenset[frozenset[PeerId]]:
         """Pairs of peers of which one lies: as neighbours of others they show which one it is."""
@@ -308,10 +326,10 @@ class Inspection:
         self._records[peer] = record
         return record
 
-    def _liars(self, present: Collection[PeerId], me: PeerId) -> list[Liar]:
+    def _liars(self, present: Collection[PeerId], seen: Observed, me: PeerId) -> list[Liar]:
         """Liars among the peers ``present`` in this epoch, by their records. Deletes the records of
         these liars, and of all replicas the deviations in the kinds that proved a lie."""
-        found = dict.fromkeys(self._denying(present, me), DENIED)
+        found = dict.fromkeys(self._denying(present, seen, me), DENIED)
         kinds: dict[tuple[TensorKind, int], dict[PeerId, float]] = {}
         for peer in sorted(present):
             record = self._record(peer)
@@ -320,8 +338,12 @@ class Inspection:
         for (kind, number), means in kinds.items():
             peer, *others = sorted(means, key=lambda p: -abs(means[p]))
             alone = others and all(abs(means[p]) <= CLEARLY * abs(means[peer]) for p in others)
-            if not alone or not self._is_proven(self._record(peer), kind, number, me):
+            if not alone or not self._is_beyond_chance(self._record(peer), (kind, number)):
                 continue
+            single = self._record(peer).single_witnesses((kind, number), me)
+            if not all(self._believes(witness, peer, seen) for witness in single):
+                continue
+            self._believed.update(dict.fromkeys(single, peer))
             found.setdefault(peer, WHY[number])
             for p in means:
                 del self._record(p).deviations[kind, number]
@@ -332,37 +354,43 @@ class Inspection:
                     others.discard(peer)
         return [Liar(peer, why) for peer, why in sorted(found.items())]
 
-    def _denying(self, present: Collection[PeerId], me: PeerId) -> list[PeerId]:
-        """Peers that contradict at least two others, and each of these fewer than they do; and
-        peers that contradict this leader. In several epochs. Two liars with equally many
-        contradictions do not hide each other."""
+    def _denying(self, present: Collection[PeerId], seen: Observed, me: PeerId) -> list[PeerId]:
+        """Peers that contradict at least two others, and each of these fewer than they do; peers
+        that contradict this leader; and peers that contradict only a witness that is believed
+        alone. In several epochs. Two liars with equally many contradictions do not hide each
+        other."""
         others = {peer: set[PeerId]().union(*self._record(peer).contradicted) for peer in present}
+        for witness, peer in self._believed.items():
+            # Who needed to be believed against one peer is not believed against the next one.
+            if others.get(witness):
+                others[witness].add(peer)
         found: list[PeerId] = []
         for peer, of in sorted(others.items()):
             epochs = sum(map(bool, self._record(peer).contradicted))
+            if epochs < LEAST:
+                continue
             alone = len(of) >= 2 and all(len(of) > len(others.get(p, ())) for p in of)
-            if epochs >= LEAST and (alone or me in of):
+            (witness, *more) = of
+            if alone or me in of:
+                found.append(peer)
+            elif not more and others.get(witness) == {peer} and self._believes(witness, peer, seen):
+                self._believed[witness] = peer
                 found.append(peer)
         return found
 
-    def _is_proven(
-        self, record: InspectionRecord, kind: TensorKind, number: int, me: PeerId
-    ) -> bool:
-        """Return True if the epochs of this peer together are beyond what chance explains. Where it
-        reports nothing itself, two senders and two receivers or this leader must have seen that:
-        one of them may lie."""
-        usual = self._usual.get((kind, number))
-        epochs = record.deviations[kind, number]
-        by = record.mean((kind, number))
-        beside = [d for d in epochs if d.suspect and d.by * by > 0]
-        if usual is None or len(beside) < LEAST:
+    def _believes(self, witness: PeerId, peer: PeerId, seen: Observed) -> bool:
+        """Return True if the word of ``witness`` alone counts against ``peer``: nobody can be put
+        in its place, another replica agrees with it, and its word alone has counted against nobody
+        else. So one liar gets at most one honest peer out."""
+        return self._believed.get(witness, peer) == peer and seen.outvotes(witness, peer)
+
+    def _is_beyond_chance(self, record: InspectionRecord, about: tuple[TensorKind, int]) -> bool:
+        """Return True if the epochs of this peer together are beyond what chance explains."""
+        usual = self._usual.get(about)
+        if usual is None or len(record.suspect(about)) < LEAST:
             return False
-        if any(d.senders for d in beside):
-            for witnesses in ([d.senders for d in beside], [d.receivers for d in beside]):
-                all_of_them = frozenset[PeerId]().union(*witnesses)
-                if len(all_of_them) < 2 and me not in all_of_them:
-                    return False
-        return abs(by) > usual.tolerance(self._floors[number], sum(d.count for d in epochs))
+        count = sum(d.count for d in record.deviations[about])
+        return abs(record.mean(about)) > usual.tolerance(self._floors[about[1]], count)
 
 
 def _compared_counts(samples: Mapping[PeerId, Sample]) -> dict[PeerId, float]:

@@ -11,7 +11,7 @@ joins the words of the two neighbours.
 import hashlib
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -81,12 +81,30 @@ class Row(NamedTuple):
     at: int
 
 
-class Observed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Observed:
     """The result of one epoch. ``disputes``: pairs of neighbours whose sketches of the same
-    tensor differ."""
+    tensor differ; ``agreed``: pairs whose sketches are all the same; ``stages``: stages of the
+    peers on the paths of the plan."""
 
     observations: tuple[Observation, ...]
     disputes: frozenset[frozenset[PeerId]]
+    agreed: frozenset[frozenset[PeerId]] = frozenset()
+    stages: Mapping[PeerId, int] = field(default_factory=dict)
+
+    def outvotes(self, witness: PeerId, peer: PeerId) -> bool:
+        """Return True if ``witness`` alone works for its stage, so that no plan can give ``peer``
+        another neighbour there, and agrees with another replica of the stage of ``peer``."""
+        at = self.stages.get(witness)
+        stage = self.stages.get(peer)
+        if stage is None or list(self.stages.values()).count(at) != 1:
+            return False
+        return any(
+            self.stages.get(other) == stage
+            for pair in self.agreed
+            if witness in pair
+            for other in pair - {witness, peer}
+        )
 
 
 def sampled(plan: Plan, seed: str) -> frozenset[int]:
@@ -120,7 +138,7 @@ def observe(plan: Plan, seed: str, reports: Mapping[PeerId, Sequence[VisitSketch
             rows[visit.index][peer] = Row(visit.taker, visit.giver, len(encoded))
             encoded.append(visit.encoded)
     table = SketchTable(encoded, len(Crossing))
-    disputes = _disputes(rows, table)
+    compared, disputes = _disputes(rows, table)
     observations: list[_Triple] = []
     for path in paths.values():
         if path.index in disputes:
@@ -128,7 +146,10 @@ def observe(plan: Plan, seed: str, reports: Mapping[PeerId, Sequence[VisitSketch
         observations += _triples(path, rows[path.index], stages)
     pairs = frozenset(pair for found in disputes.values() for pair in found)
     coarse = {link for link, wire in plan.wires.items() if wire == COARSE}
-    return Observed(tuple(_compared(observations, table, coarse)), pairs)
+    working = {path.origin: ENDS for path in plan.paths}
+    working |= {hop.peer: hop.stage for path in plan.paths for hop in path.hops}
+    found = tuple(_compared(observations, table, coarse))
+    return Observed(found, pairs, compared - pairs, working)
 
 
 def _neighbours(path: Path) -> dict[int, tuple[int, int]]:
@@ -160,9 +181,9 @@ def _fits(
 
 def _disputes(
     rows: Mapping[int, Mapping[PeerId, Row]], table: SketchTable
-) -> dict[int, set[frozenset[PeerId]]]:
-    """Pairs of neighbours that report different tensors for one link, by index of the
-    micro-batch."""
+) -> tuple[frozenset[frozenset[PeerId]], dict[int, set[frozenset[PeerId]]]]:
+    """Pairs of neighbours that both report the tensors of one link; and those that report different
+    ones, by index of the micro-batch."""
     links: list[tuple[int, PeerId, PeerId]] = []
     sent: list[tuple[int, int]] = []
     came: list[tuple[int, int]] = []
@@ -180,7 +201,7 @@ def _disputes(
         same = likeness >= SAME or (math.isnan(likeness) and not growth)
         if not same or abs(growth) > SAME_SIZE:
             disputes.setdefault(index, set()).add(frozenset(pair))
-    return disputes
+    return frozenset(frozenset(pair) for _, *pair in links), disputes
 
 
 @dataclass(frozen=True, slots=True)
