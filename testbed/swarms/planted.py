@@ -244,7 +244,7 @@ BUGS = (
         ("leader-kill",),
         frozenset({"I3", "I5"}),
         CROWDED,
-        first=52,
+        first=72,
     ),
     Bug(
         "applied twice",
@@ -294,7 +294,11 @@ IN_SERVICES = (
         frozenset({"I1", "I5"}),
     ),
     Bug(
-        "saved too late", MachineFactory(services=_saves_too_late), ("restart",), frozenset({"I6"})
+        "saved too late",
+        MachineFactory(services=_saves_too_late),
+        ("restart",),
+        frozenset({"I6"}),
+        first=4,
     ),
     Bug(
         "reads other data",
