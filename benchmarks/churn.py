@@ -70,7 +70,7 @@ def main() -> int:
     try:
         quiet = run(args.epochs, 0, args.seed)
         rough = run(args.epochs, args.every, args.seed)
-        tell(report, args.epochs, quiet, rough)
+        tell(report, args.epochs, args.every, quiet, rough)
     except Hang as e:
         report.add("2 hangs", True, str(e), "", "false", False)
     return report.end(args.json)
@@ -130,8 +130,8 @@ def _last_loss(a: Arena, epochs: int) -> tuple[int, float]:
     return a.wait("the last evaluation", found, 60.0)
 
 
-def tell(report: Report, epochs: int, quiet: Ran, rough: Ran) -> None:
-    """The rows of item 2."""
+def tell(report: Report, epochs: int, every: int, quiet: Ran, rough: Ran) -> None:
+    """The rows of item 2. ``every``: epochs between two deaths, as asked."""
     churn = rough.churn
     if churn is None:
         return
@@ -170,8 +170,14 @@ def tell(report: Report, epochs: int, quiet: Ran, rough: Ran) -> None:
     report.add(
         "2 digests equal at the end", rough.digests_equal, "", "", "true", rough.digests_equal
     )
+    least = max(1, epochs // every // 2)
     report.add(
-        "2 deaths", kills, "peers", f"{churn.postponed} looks found nobody who could be spared"
+        "2 deaths",
+        kills,
+        "peers",
+        f"{churn.postponed} looks found nobody who could be spared",
+        f"at least {least}, half of those that were due",
+        holds=kills >= least,
     )
     report.add(
         "2 time ratio to quiet run",

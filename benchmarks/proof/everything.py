@@ -127,6 +127,15 @@ def _tell(report: Report, kind: str, peace: Lived, war: Lived) -> None:
         "0",
         holds=not war.ended and not peace.ended,
     )
+    harms = (war.killed, war.arrived, war.damaged)
+    report.add(
+        f"9 {kind}: deaths, arrivals and damaged disks, kinds that happened",
+        sum(map(bool, harms)),
+        "kinds",
+        f"{len(war.killed)} killed, {war.arrived} arrived, damaged: {war.damaged or 'no disk'}",
+        f"{len(harms)}",
+        holds=all(harms),
+    )
     runs = war.audit.get("runs", [])
     report.add(
         f"9 {kind}: receipts of the owner's cell that an audit refuses or that nobody has signed",

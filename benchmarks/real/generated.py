@@ -213,7 +213,8 @@ def _while_training(report: Report, root: Path, there: Path, prompt: str) -> Non
 
 class Reading:
     """Texts that are asked for one after the other inside of the block. ``tokens`` and
-    ``seconds``: of them, from the first token of each text to its last."""
+    ``seconds``: of them, from the first token of each text to its last. The end of the block raises
+    what reading a text raised."""
 
     def __init__(self, peer: Peer, prompt: str) -> None:
         self._peer = peer
@@ -221,15 +222,16 @@ class Reading:
         self.tokens = 0
         self.seconds = 0.0
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._read)
+        self._pool = ThreadPoolExecutor(1)
 
     def __enter__(self) -> "Reading":
-        self._thread.start()
+        self._reading = self._pool.submit(self._read)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join()
+        self._pool.shutdown()
+        self._reading.result()
 
     def _read(self) -> None:
         with ControlClient(control_socket(self._peer.home)) as client:
