@@ -3,6 +3,7 @@ with real keys. Nobody trains; every micro-batch takes its planned route."""
 
 import random
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from node.consensus.votes import Ballot, Certificate, Vote, names, signing_domain
 from node.coordinator.credit.record import EpochRecord
@@ -107,6 +108,12 @@ class SigningSwarm:
         self.version = made
         self.counted += counted
         return record
+
+    def outer_round(self) -> EpochRecord:
+        """Make an epoch without micro-batches, as an outer round is."""
+        plan = replace(self.plan(), paths=(), outer=1)
+        self.version = Version(plan.epoch + 1, lineage_after(plan, ()))
+        return EpochRecord(RUN, plan, (), 0, self.certificate(plan, self.version), ())
 
     def sign(self, peer: PeerId, said: Statement) -> Signed:
         """A statement under the signature of ``peer``."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from node.coordinator.credit.audit import audit
 from node.coordinator.credit.keeper import Credit, CreditShares
 from node.coordinator.credit.record import EpochRecord
 from node.coordinator.credit.sketches import parse_sketches
@@ -19,6 +20,7 @@ from node.core.journey import Plan, Version
 from node.core.tasks import Tasks
 from node.pipeline.events import Neighbours, VisitSketches
 from node.telemetry.events import Journal
+from node.tools import ledger
 from node.wire import bounds
 from node.wire.limits import WORK
 from node.wire.sketch import BYTES
@@ -64,7 +66,8 @@ class Rig:
     def commits(self, record: EpochRecord) -> pb.Note:
         """The peer's note to its leader after that epoch."""
         note = pb.Note(committed=pb.CommittedNote(plan_hash=record.plan.hash))
-        self.now = neighbours_of(record.plan, record.dropped, self.swarm.tokens)[self.me]
+        worked = neighbours_of(record.plan, record.dropped, self.swarm.tokens)
+        self.now = worked.get(self.me, ())
         leads = record.plan.leader == self.me
         self.credit.commits(
             record.plan, record.made, record.dropped, record.tokens, note, leads=leads
@@ -137,6 +140,21 @@ async def test_receipts_are_written_when_the_next_plan_starts_from_the_version()
     assert (written.made, written.certificate) == (record.made, record.certificate)
     assert {s.peer for s in written.signed} == set(swarm.peers)
     assert rig.credit.shares == CreditShares(record.tokens, 3 * record.tokens, 0, 1)
+
+
+async def test_outer_rounds_are_in_the_book_and_are_no_work() -> None:
+    swarm = swarm_of_one_way()
+    rig = Rig(swarm, swarm.peers[1])
+    epochs = []
+    for makes in (swarm.epoch, swarm.outer_round, swarm.epoch):
+        epochs.append(makes())
+        rig.commits(epochs[-1])
+        await rig.follows(swarm.plan(), epochs[-1].certificate)
+    run = audit([rig.records], ledger.is_signed)[RUN]
+    assert [a.tokens for a in run.accounts] == [e.tokens for e in epochs]
+    assert run.rows == 1, "no epoch is missing in between"
+    assert not run.refused
+    assert rig.credit.shares.epochs == 2
 
 
 async def test_an_epoch_that_is_undone_leaves_no_receipt() -> None:

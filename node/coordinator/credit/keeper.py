@@ -89,7 +89,7 @@ class ReceiptRequests:
 class CreditShares:
     """Work since this peer started, in tokens summed over stages: ``own`` with receipts for this
     peer, ``work`` by all peers, ``unsigned`` by this peer without a receipt. ``epochs``: number of
-    epochs."""
+    epochs, without outer rounds."""
 
     own: int = 0
     work: int = 0
@@ -184,7 +184,7 @@ class Credit:
         receipts = self._asked.receipts
         pending = self._pending
         self._pending = None
-        if pending is None or pending.made != plan.base or not pending.plan.paths:
+        if pending is None or pending.made != plan.base:
             return
         if certificate is not None and certificate.version != plan.base:
             certificate = None
@@ -244,7 +244,9 @@ class Credit:
             unsigned=unsigned,
         )
         s = self.shares
-        self.shares = CreditShares(s.own + own, s.work + work, s.unsigned + unsigned, s.epochs + 1)
+        # An outer round is an epoch of the history, and nobody works in it.
+        trained = s.epochs + bool(account.stages)
+        self.shares = CreditShares(s.own + own, s.work + work, s.unsigned + unsigned, trained)
         if leads and account.unsigned:
             self._say_unsigned(account)
 
