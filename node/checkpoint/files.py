@@ -101,12 +101,18 @@ def reading(name: str, at: int) -> Iterator[tuple[int, int]]:
         os.close(fd)
 
 
-def sha256_of(fd: int) -> str:
-    """Hex sha256 of a file from its beginning, whatever the descriptor's position. Raises
-    OSError."""
+def sha256_of(fd: int, goes_on: Callable[[], bool] = lambda: True) -> str:
+    """Hex sha256 of a file from its beginning, whatever the descriptor's position. ``goes_on`` is
+    asked before each block. Raises OSError, Interrupted."""
+    sha = hashlib.sha256()
+    block = memoryview(bytearray(_BLOCK))
     with open(fd, "rb", buffering=0, closefd=False) as file:
         file.seek(0)
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        while size := file.readinto(block):
+            if not goes_on():
+                raise Interrupted()
+            sha.update(block[:size])
+    return sha.hexdigest()
 
 
 def remove_tree(name: str, at: int) -> None:
@@ -148,7 +154,7 @@ def check_name(name: str) -> None:
 
 
 class Interrupted(LocalFault):
-    """The caller asked to give up a writing."""
+    """The caller asked to give up a reading or writing."""
 
     def __init__(self) -> None:
         super().__init__("the checkpoint was given up", "an earlier one is untouched")
@@ -241,12 +247,14 @@ def write_tensors(
     return out.size, digest
 
 
-def read_tensors(fd: int, size: int) -> dict[str, torch.Tensor]:
+def read_tensors(
+    fd: int, size: int, goes_on: Callable[[], bool] = lambda: True
+) -> dict[str, torch.Tensor]:
     """Every tensor of an open file of ``size`` bytes, on the CPU, independent of the file
-    afterwards.
+    afterwards. ``goes_on`` is asked before each tensor.
 
     The length of the header is checked before the library sees the file. Raises Refused for
-    anything that is not such a file, OSError from the disk.
+    anything that is not such a file, OSError from the disk, Interrupted.
     """
     head = os.pread(fd, 8, 0)
     length = int.from_bytes(head, "little")
@@ -256,7 +264,11 @@ def read_tensors(fd: int, size: int) -> dict[str, torch.Tensor]:
         raise Refused(f"its header of {length} bytes is over the limit of {HEADER_LIMIT}")
     try:
         with safe_open(f"/dev/fd/{fd}", framework="pt", device="cpu") as opened:
-            tensors = {name: opened.get_tensor(name).clone() for name in opened.keys()}
+            tensors: dict[str, torch.Tensor] = {}
+            for name in opened.keys():
+                if not goes_on():
+                    raise Interrupted()
+                tensors[name] = opened.get_tensor(name).clone()
         for name in tensors:
             check_name(name)
     except (SafetensorError, ValueError) as e:

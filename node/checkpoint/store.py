@@ -33,6 +33,7 @@ from typing import Any
 import torch
 
 from node.checkpoint.files import (
+    Interrupted,
     directory,
     local_fault,
     new_file,
@@ -201,7 +202,7 @@ class CheckpointStore:
         tensor at a time. Saving an existing checkpoint is a no-op.
         ``stride``: other peers have the epochs that are multiples of it, so these stay before
         others; ``beside``: epochs that stay whatever the settings say; ``goes_on`` is asked between
-        blocks of bytes and ends the writing by returning False.
+        blocks of bytes and ends the call by returning False.
 
         Raises OutOfResources when the disk is full or ``settings.max_disk`` leaves no room, and
         LocalFault when the disk refuses (the newest checkpoint is then as it was); Interrupted when
@@ -217,7 +218,7 @@ class CheckpointStore:
         try:
             with self._stage(stage, create=True) as at:
                 self._sweep(at)
-                old, why = self._look(at, _named(epoch), stage, epoch, whole=True)
+                old, why = self._look(at, _named(epoch), stage, epoch, goes_on)
                 if old is not None and (old.digest, old.meta) == (stage_digest, dict(meta)):
                     return self.path(stage, epoch)
                 files: dict[str, Mapping[str, HeldTensor]] = {
@@ -248,15 +249,17 @@ class CheckpointStore:
         which they were written; newest first."""
         return current(self._written(stage))
 
-    def newest_whole(self, stage: int, most: int) -> int | None:
+    def newest_whole(
+        self, stage: int, most: int, goes_on: Callable[[], bool] = lambda: True
+    ) -> int | None:
         """Newest epoch of :meth:`current` up to ``most`` with an intact checkpoint, None without
         one. Compares whole files with the hashes of the manifest. A damaged checkpoint counts as
-        absent from then on."""
+        absent from then on. Raises Interrupted when ``goes_on``, asked between blocks, said so."""
         for epoch in [found for found in self.current(stage) if found <= most]:
             for name in _names(epoch):
                 try:
                     with self._stage(stage) as at:
-                        found, why = self._look(at, name, stage, epoch, whole=True)
+                        found, why = self._look(at, name, stage, epoch, goes_on)
                 except OSError as e:
                     raise local_fault("read checkpoints", self.root, e) from e
                 if found is not None:
@@ -281,14 +284,16 @@ class CheckpointStore:
         for name in _names(epoch):
             self._distrusted[stage, name] = why
 
-    def load(self, stage: int, epoch: int) -> Checkpoint:
+    def load(
+        self, stage: int, epoch: int, goes_on: Callable[[], bool] = lambda: True
+    ) -> Checkpoint:
         """Read one checkpoint, verifying every hash. Raises Refused when it is missing, torn,
-        garbled or foreign."""
+        garbled or foreign, Interrupted when ``goes_on``, asked between blocks, said so."""
         reasons: list[str] = []
         for name in _names(epoch):
             try:
                 with self._stage(stage) as at, directory(name, at) as fd:
-                    return self._read(fd, stage, epoch)
+                    return self._read(fd, stage, epoch, goes_on)
             except FileNotFoundError:
                 continue
             except (OSError, Refused) as e:
@@ -506,17 +511,25 @@ class CheckpointStore:
         return found
 
     def _look(
-        self, at: int, name: str, stage: int, epoch: int, whole: bool = False
+        self,
+        at: int,
+        name: str,
+        stage: int,
+        epoch: int,
+        goes_on: Callable[[], bool] | None = None,
     ) -> tuple[CheckpointManifest | None, str]:
-        """The manifest, or why this is no checkpoint; ``whole``: after reading all of it."""
+        """The manifest, or why this is no checkpoint; with ``goes_on`` after reading all of it.
+        Raises Interrupted."""
         if why := self._distrusted.get((stage, name), ""):
             return None, why
         try:
             with directory(name, at) as fd:
                 manifest = self._manifest(fd, stage, epoch)
                 for file, entry in manifest.files.items():
-                    with _described(file, fd, entry, whole):
+                    with _described(file, fd, entry, goes_on):
                         pass
+        except Interrupted:
+            raise
         except (OSError, LocalFault) as e:
             return None, str(e)
         return manifest, ""
@@ -536,12 +549,12 @@ class CheckpointStore:
             raise Refused(f"it was written for stage {manifest.stage} at epoch {manifest.epoch}")
         return manifest
 
-    def _read(self, fd: int, stage: int, epoch: int) -> Checkpoint:
+    def _read(self, fd: int, stage: int, epoch: int, goes_on: Callable[[], bool]) -> Checkpoint:
         manifest = self._manifest(fd, stage, epoch)
         parts: dict[str, dict[str, torch.Tensor]] = {}
         for name, entry in manifest.files.items():
-            with _described(name, fd, entry) as file:
-                parts[name] = read_tensors(file, entry.size)
+            with _described(name, fd, entry, goes_on) as file:
+                parts[name] = read_tensors(file, entry.size, goes_on)
         whole = all(t.is_floating_point() for t in parts[PARAMETERS].values())
         found = ""
         if whole:
@@ -580,13 +593,15 @@ def _rename(old: str, new: str, at: int) -> None:
 
 
 @contextmanager
-def _described(name: str, at: int, entry: FileEntry, whole: bool = True) -> Iterator[int]:
-    """A file open for reading, as its manifest describes it: its size, and unless not ``whole`` its
-    hash. Raises Refused, OSError."""
+def _described(
+    name: str, at: int, entry: FileEntry, goes_on: Callable[[], bool] | None
+) -> Iterator[int]:
+    """A file open for reading, as its manifest describes it: its size, and with ``goes_on`` its
+    hash. Raises Refused, OSError, Interrupted."""
     with reading(name, at) as (file, size):
         if size != entry.size:
             raise Refused(f"{name} has {size} bytes, its manifest says {entry.size}")
-        if whole and sha256_of(file) != entry.sha256:
+        if goes_on is not None and sha256_of(file, goes_on) != entry.sha256:
             raise Refused(f"{name} is not the file its manifest describes")
         yield file
 

@@ -25,7 +25,7 @@ from node.checkpoint.archive.keeper import ArchiveKeeper, ArchivePorts
 from node.checkpoint.archive.machine import OnDisk
 from node.checkpoint.archive.place import BEGUN, FILES, WHOLE, Archive, CopyRecord, Whole
 from node.checkpoint.archive.restore import restore as restore_of
-from node.checkpoint.files import Interrupted
+from node.checkpoint.files import Interrupted, write
 from node.checkpoint.settings import CheckpointSettings
 from node.checkpoint.store import CheckpointStore, FileEntry
 from node.core.clock import SystemClock
@@ -737,6 +737,62 @@ def test_copies_of_another_history_by_others_are_not_put_back(tmp_path: Path) ->
     assert restore(archive_at(there), fresh, STAGE, tmp_path / "s", Journal([])) == [10, 20, 22]
 
 
+def damage(store: CheckpointStore, epoch: int) -> None:
+    """Turn one bit of its parameters."""
+    damaged = store.path(STAGE, epoch) / FILES[0]
+    content = bytearray(damaged.read_bytes())
+    content[-1] ^= 1
+    damaged.write_bytes(content)
+
+
+def test_a_restoring_can_be_given_up_at_every_block(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is also asked between all blocks that are written, so that slow work is not given up."""
+    monkeypatch.setattr("node.checkpoint.files._BLOCK", 1 << 12)
+    archive = archive_at(str(tmp_path / "there"))
+    source = CheckpointStore(tmp_path / "large", CheckpointSettings(), RUN)
+    source.save(STAGE, 4, {"w": torch.ones(1 << 13)}, {}, {"lineage": OLD})
+    archive.save(source, STAGE, 4, keep=9)
+    asked: list[str] = []
+
+    def counted(fd: int, data: memoryview) -> None:
+        asked.append("a block is written")
+        write(fd, data)
+
+    def asks() -> bool:
+        asked.append("")
+        return True
+
+    monkeypatch.setattr("node.checkpoint.files.write", counted)
+    whole = CheckpointStore(tmp_path / "whole", CheckpointSettings(), RUN)
+    assert restore(archive, whole, STAGE, tmp_path / "s", Journal([]), asks) == [4]
+    blocks = [n for n, what in enumerate(asked) if what]
+    assert len(blocks) >= 8
+    assert all(asked[n - 1] == "" for n in blocks)
+    for call in (whole.newest_whole, whole.load):
+        asked.clear()
+        call(STAGE, 4, asks)
+        assert len(asked) >= 8
+        with pytest.raises(Interrupted):
+            call(STAGE, 4, lambda: False)
+    assert whole.newest_whole(STAGE, EPOCHS) == 4, "it is not damaged"
+    calls = 0
+    while True:
+        left = iter([True] * calls + [False])
+        fresh = CheckpointStore(tmp_path / f"fresh{calls}", CheckpointSettings(), RUN)
+        try:
+            restore(
+                archive, fresh, STAGE, tmp_path / "s", Journal([]), lambda left=left: next(left)
+            )
+        except Interrupted:
+            assert fresh.epochs(STAGE) == []
+        else:
+            break
+        calls += 1
+    assert calls >= 2 * 8, "it is read and written by blocks"
+
+
 def test_pages_of_older_software_count_by_their_epochs(
     store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -812,10 +868,7 @@ def test_a_damaged_checkpoint_on_the_disk_hides_no_copy(
     for epoch in (3, 4, 5):
         archive_at(there).save(store, STAGE, epoch, keep=9)
     fresh = written(tmp_path / "fresh", 2, 6)
-    damaged = fresh.path(STAGE, 6) / FILES[0]
-    content = bytearray(damaged.read_bytes())
-    content[-1] ^= 1
-    damaged.write_bytes(content)
+    damage(fresh, 6)
     assert restore(archive_at(there), fresh, STAGE, tmp_path / "s", Journal([])) == [3, 4, 5]
     assert fresh.newest_whole(STAGE, EPOCHS) == 5
 

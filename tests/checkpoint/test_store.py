@@ -534,11 +534,12 @@ def test_a_version_that_is_written_again_stays_meanwhile(tmp_path: Path) -> None
         for there in (98, 100):
             store.save(1, there, large(float(there)), {}, {"lineage": OLD})
         with pytest.raises(files.Interrupted):
-            store.save(1, epoch, large(float(epoch)), {}, again, goes_on=given_up_after(0))
+            # Both files of the present one are read before.
+            store.save(1, epoch, large(float(epoch)), {}, again, goes_on=given_up_after(2))
         assert store.epochs(1) == [epoch], "the other one made way"
     store.save(1, 100, large(100.0), {}, {"lineage": OLD})
     with pytest.raises(files.Interrupted):
-        store.save(1, 100, large(1.0), {}, {"lineage": NEW}, goes_on=given_up_after(0))
+        store.save(1, 100, large(1.0), {}, {"lineage": NEW}, goes_on=given_up_after(2))
     assert lines(store) == {98: OLD}, "100 is no longer of the history that goes on"
 
 

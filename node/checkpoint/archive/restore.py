@@ -40,8 +40,9 @@ def restore(
     Each peer's copy has the optimizer state of the parts that this peer owned, so the copies of one
     epoch and history are put together. Epochs that the run gave up when it went back are left out
     (:mod:`node.checkpoint.archive.line`). Raises UsageFault if the archive has nothing of this run,
-    LocalFault if it cannot be read, OutOfResources if this disk has no room for any of it. A copy
-    that is damaged, or that no peer of this run can have made, is reported and left out.
+    LocalFault if it cannot be read, OutOfResources if this disk has no room for any of it,
+    Interrupted if ``goes_on`` said so. A copy that is damaged, or that no peer of this run can have
+    made, is reported and left out.
     """
     scene = _Scene(archive, store, scratch, journal, goes_on, epochs)
     copies = archive.copies(stage)
@@ -58,7 +59,7 @@ def restore(
         journal.emit("checkpoint", "nothing-to-restore", text, "warning")
         return []
     here = -1
-    if (whole := store.newest_whole(stage, epochs)) is not None:
+    if (whole := store.newest_whole(stage, epochs, goes_on)) is not None:
         here = whole
     newer = sorted({whole.epoch for whole in found if whole.epoch > here}, reverse=True)
     done: list[int] = []
@@ -67,7 +68,15 @@ def restore(
         for epoch in sorted(newer[:RESTORED]):
             one = scene.gathered([whole for whole in found if whole.epoch == epoch])
             if one is not None:
-                store.save(stage, epoch, one.parameters, one.optimizer, one.meta, beside=done)
+                store.save(
+                    stage,
+                    epoch,
+                    one.parameters,
+                    one.optimizer,
+                    one.meta,
+                    beside=done,
+                    goes_on=goes_on,
+                )
                 done.append(epoch)
         newer = newer[RESTORED:]
     if scene.full and not done:
@@ -132,7 +141,7 @@ class _Scene:
                     "make room, or restore from another place",
                 )
             self.archive.fetch(whole, str(place.path(whole.stage, whole.epoch)), self.goes_on)
-            found = place.load(whole.stage, whole.epoch)
+            found = place.load(whole.stage, whole.epoch, self.goes_on)
             if found.check_history(self.epochs) != whole.lineage and whole.lineage:
                 raise Refused("its manifest names another history than its page")
             return found

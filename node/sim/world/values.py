@@ -329,7 +329,9 @@ class DiskStore(CheckpointStore):
     def distrust(self, stage: int, epoch: int, why: str) -> None:
         self._on.places.pop((stage, epoch), None)
 
-    def load(self, stage: int, epoch: int) -> Checkpoint:
+    def load(
+        self, stage: int, epoch: int, goes_on: Callable[[], bool] = lambda: True
+    ) -> Checkpoint:
         found = self._on.places.get((stage, epoch))
         if found is None:
             raise Refused(f"no checkpoint of stage {stage} at epoch {epoch}", "use another epoch")
