@@ -66,6 +66,8 @@ class DeviceJobs:
             self._math.deliver(work, ended)
             if not keep:
                 work.share = None
+            # A visit that was freed, or that leaves nothing to copy, has waited for nothing.
+            ended.wait()
             return ended.since(began)
 
         try:

@@ -31,6 +31,9 @@ class Due:
         return time.perf_counter() >= self.at
 
     def since(self, earlier: "Due") -> float:
+        """As torch's ``elapsed_time``, raises RuntimeError unless both are done."""
+        if not (self.done() and earlier.done()):
+            raise RuntimeError("both marks must be done")
         return self.at - earlier.at
 
 
