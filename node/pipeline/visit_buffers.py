@@ -106,8 +106,8 @@ class Leaving:
     ``share``: the parameter gradients; None for a forward. ``share_look``: a scalar as
     :func:`~node.pipeline.guard.norm_of_share` makes it. ``losses``: the loss sum of each slice, in
     nats. ``sketches``: as :meth:`~node.wire.sketcher.Sketcher.sketch` makes them. ``together``: all
-    :meth:`looks` and the sketches in one tensor, None before the result is left or if there are
-    none.
+    :meth:`looks` and the sketches in one tensor, None if there are none, or before
+    :meth:`gathered`.
     """
 
     way: Direction
@@ -126,6 +126,16 @@ class Leaving:
         if self.share_look is not None:
             found.append(self.share_look)
         return [*found, *self.losses]
+
+    def gathered(self) -> "Leaving":
+        """The same with ``together``, which is computed here: after the job's mark it would come
+        behind the next job, and be read before it is done."""
+        parts = list(self.sketches.values())
+        if looks := self.looks():
+            parts.insert(0, torch.stack(looks))
+        if not parts:
+            return self
+        return replace(self, together=torch.cat(parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,17 +333,23 @@ class StageMath:
         came = _there(work.input)
         work.document_ends = came.document_ends
         work.untrained = came.untrained
-        x = work.x = self._take(came).requires_grad_()
+        self._leave(work, lambda: self._forward(work, came))
         work.input = None
-        y = self._in_memory(len(x), lambda: self._forward(work, x))
-        encoded = self._encode_for(work, Direction.FORWARD, y)
-        sketches = self._sketches({Crossing.INPUT: x, Crossing.OUTPUT: y})
-        self._leave(work, Leaving(Direction.FORWARD, encoded, sketches=sketches))
         # As at the ends, where the loss is summed over tokens with a target alone.
         without = len(work.document_ends) + work.untrained
         work.tokens = work.shape[0] * work.shape[1] - without
 
-    def _forward(self, work: VisitBuffers, x: Tensor) -> Tensor:
+    def _forward(self, work: VisitBuffers, came: FrameReader) -> Leaving:
+        work.x = work.y = None  # of a try that ran out of memory
+        x = work.x = self._take(came).requires_grad_()
+        y = self._hidden(work, x)
+        encoded = self._encode_for(work, Direction.FORWARD, y)
+        sketches = self._sketches({Crossing.INPUT: x, Crossing.OUTPUT: y})
+        return Leaving(Direction.FORWARD, encoded, sketches=sketches)
+
+    def _hidden(self, work: VisitBuffers, x: Tensor) -> Tensor:
+        """Hidden states that a visit passes on. Keeps their graph, unless ``recompute`` is
+        "stage"."""
         if self.recompute == "stage":
             self.graph_bytes[work.shape] = 0
             # In the number format of the backward, which computes the same again with gradients.
@@ -347,19 +363,26 @@ class StageMath:
     def backward(self, work: VisitBuffers) -> None:
         """Output gradient → input gradient and this micro-batch's share of the parameter
         gradients."""
+        self._leave(work, lambda: self._backward(work))
+
+    def _backward(self, work: VisitBuffers) -> Leaving:
         x = _there(work.x)
         dy = self._take(_there(work.gradient))
-        dx, *grads = self._in_memory(len(x), lambda: self._backward(work, x, dy))
+        dx, *grads = self._through_graph(work, x, dy)
         back = _some(dx, x)
         encoded = self._encode_for(work, Direction.BACKWARD, back)
         sketches = self._sketches({Crossing.OUTPUT_GRADIENT: dy, Crossing.INPUT_GRADIENT: back})
         share, look = self._share(grads)
-        self._leave(work, Leaving(Direction.BACKWARD, encoded, share, look, sketches=sketches))
+        return Leaving(Direction.BACKWARD, encoded, share, look, sketches=sketches)
 
-    def _backward(self, work: VisitBuffers, x: Tensor, dy: Tensor) -> Sequence[Tensor | None]:
-        if self.recompute != "stage":
-            return self._grads(_there(work.y), x, dy)
-        work.y = None  # kept from before memory ran out
+    def _through_graph(self, work: VisitBuffers, x: Tensor, dy: Tensor) -> Sequence[Tensor | None]:
+        """Gradients of ``x`` (None if it holds tokens) and of the parameters, by the graph that the
+        forward kept. A graph that it did not keep is made again."""
+        y = work.y
+        work.y = None  # gone through, a graph cannot be tried again
+        if y is not None and self.recompute != "stage":
+            return self._grads(y, x, dy)
+        del y  # kept from before memory ran out
 
         def part(x: Tensor, dy: Tensor, ends: tuple[int, ...]) -> Sequence[Tensor | None]:
             return self._grads(self._module(x, ends), x, dy)
@@ -397,30 +420,24 @@ class StageMath:
             raise ValueError(
                 f"the batch is {tuple(tokens.shape)}, the plan's micro-batches are {work.shape}"
             )
+        self._leave(work, lambda: self._embed(work, tokens))
+
+    def _embed(self, work: VisitBuffers, tokens: Tensor) -> Leaving:
+        work.x = work.y = None  # of a try that ran out of memory
         x = work.x = brought(tokens, self._device)
-        y = self._in_memory(len(x), lambda: self._forward(work, x))
+        y = self._hidden(work, x)
         encoded = self._encode_for(work, Direction.FORWARD, y)
         sketches = self._sketches({Crossing.OUTPUT: y})
-        self._leave(work, Leaving(Direction.FORWARD, encoded, sketches=sketches))
+        return Leaving(Direction.FORWARD, encoded, sketches=sketches)
 
     def loss(self, work: VisitBuffers) -> None:
         """Hidden states → loss sum in nats, gradient of the hidden states, gradient share of the
         head. ``work`` has the targets."""
-        h = self._take(_there(work.input)).requires_grad_()
-        targets = _there(work.targets)
-        losses: list[Tensor] = []
-        dh, *grads = self._in_memory(len(h), lambda: self._loss(work, h, targets, losses))
-        back = _some(dh, h)
-        encoded = self._encode_for(work, Direction.BACKWARD, back)
-        sketches = self._sketches({Crossing.INPUT: h, Crossing.INPUT_GRADIENT: back})
-        share, look = self._share(grads)
-        leaving = Leaving(Direction.BACKWARD, encoded, share, look, tuple(losses), sketches)
-        self._leave(work, leaving)
+        self._leave(work, lambda: self._loss(work))
 
-    def _loss(
-        self, work: VisitBuffers, h: Tensor, targets: Tensor, losses: list[Tensor]
-    ) -> Sequence[Tensor | None]:
-        losses.clear()
+    def _loss(self, work: VisitBuffers) -> Leaving:
+        h = self._take(_there(work.input)).requires_grad_()
+        losses: list[Tensor] = []
         work.tokens = 0
 
         def part(h: Tensor, targets: Tensor, _: tuple[int, ...]) -> Sequence[Tensor | None]:
@@ -431,19 +448,27 @@ class StageMath:
             work.tokens = work.tokens + tokens
             return found
 
-        return self._by_slices(part, h, targets)
+        dh, *grads = self._by_slices(part, h, _there(work.targets))
+        back = _some(dh, h)
+        encoded = self._encode_for(work, Direction.BACKWARD, back)
+        sketches = self._sketches({Crossing.INPUT: h, Crossing.INPUT_GRADIENT: back})
+        share, look = self._share(grads)
+        return Leaving(Direction.BACKWARD, encoded, share, look, tuple(losses), sketches)
 
     def embed_backward(self, work: VisitBuffers) -> None:
         """Gradient of the hidden states → gradient share of the embedding and the first layers; an
         empty share if no parameter is trained."""
+        self._leave(work, lambda: self._embed_backward(work))
+
+    def _embed_backward(self, work: VisitBuffers) -> Leaving:
         x = _there(work.x)
         dy = self._take(_there(work.gradient))
         grads: Sequence[Tensor | None] = []
         if not self._frozen:
-            _, *grads = self._in_memory(len(x), lambda: self._backward(work, x, dy))
+            _, *grads = self._through_graph(work, x, dy)
         sketches = self._sketches({Crossing.OUTPUT_GRADIENT: dy})
         share, look = self._share(grads)
-        self._leave(work, Leaving(Direction.BACKWARD, None, share, look, sketches=sketches))
+        return Leaving(Direction.BACKWARD, None, share, look, sketches=sketches)
 
     @torch.no_grad()
     def embed_only(self, tokens: Tensor, document_ends: Sequence[int] = ()) -> memoryview:
@@ -581,21 +606,15 @@ class StageMath:
         """Begin to encode a visit's result in the number format that the plan names for it. The
         error of one encoding in :data:`MEASURED` is measured."""
         wire = work.wires.get(way, self.wire)
+        measure = wire != "fp32" and self._encodings % MEASURED == 0
+        begun = begin_encoding(tensor, wire, measure=measure)
         self._encodings += 1
-        measure = wire != "fp32" and self._encodings % MEASURED == 1
-        return begin_encoding(tensor, wire, measure=measure)
+        return begun
 
-    def _leave(self, work: VisitBuffers, leaving: Leaving) -> None:
-        """Keep a result of a visit for :meth:`deliver`, which synchronous lanes call at once."""
-        looks = leaving.looks()
-        parts = list(leaving.sketches.values())
-        if looks:
-            parts.insert(0, torch.stack(looks))
-        if parts:
-            # A computation like the others: after the job's mark it would come behind the next
-            # job, and be read before it is done.
-            leaving = replace(leaving, together=torch.cat(parts))
-        work.leaving = leaving
+    def _leave(self, work: VisitBuffers, compute: Callable[[], Leaving]) -> None:
+        """Compute a result of a visit, and keep it for :meth:`deliver`, which synchronous lanes
+        call at once. Where memory runs out anywhere in it, the whole is computed again."""
+        work.leaving = self._in_memory(work.shape[0], lambda: compute().gathered())
         if not self.lanes.beside:
             self.deliver(work, self.lanes.mark())
 

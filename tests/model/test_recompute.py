@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,11 +14,15 @@ from node.model.cost import RECOMPUTE, stash_bytes
 from node.model.documents import NO_TARGET
 from node.model.settings import ModelSettings
 from node.model.stages import build
+from node.model.text_cache import TextCache
 from node.optim.owner import Owner
 from node.optim.settings import OptimSettings
+from node.pipeline import visit_buffers
 from node.pipeline.gradients import Share
-from node.pipeline.visit_buffers import StageMath, VisitBuffers
-from testbed.models.visits import read, visit
+from node.pipeline.visit_buffers import StageMath, TextStep, VisitBuffers
+from node.wire.sketcher import Sketcher
+from node.wire.tensors import TensorReader
+from testbed.models.visits import arrived, read, returned, visit
 
 SMALL = ModelSettings(layers=3, d_model=32, d_ff=48, seq_len=16, qk_norm=True)
 SHAPE = (2, 16, 32)
@@ -183,6 +188,130 @@ def test_a_held_out_loss_takes_smaller_slices_too(
     monkeypatch.setattr(math.module, "loss", scarce)
     assert math.loss_only(read(h), tokens) == (pytest.approx(whole[0], rel=1e-6), 64)
     assert math.slice == most
+
+
+class FullOnce:
+    """A call that runs out of memory the first time it is reached."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self._call = call
+        self.calls = 0
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self.calls += 1
+        if self.calls == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return self._call(*args, **options)
+
+
+STEPS = {
+    "input": (TensorReader, "numbers"),
+    "encoding": (visit_buffers, "begin_encoding"),
+    "sketch": (Sketcher, "sketch"),
+    "norm": (visit_buffers, "norm_of_share"),
+    "looks": (torch, "stack"),
+}
+"""What a job computes beside the passes through its module."""
+
+
+def sketched(stage: int) -> StageMath:
+    math = StageMath(build(DEEP, 1, stage), "fp32")
+    math.sketch_as("seed")
+    return math
+
+
+def all_jobs(job: str, run: Callable[[Callable[[], None]], None]) -> VisitBuffers:
+    """A visit after ``job``, one of a block stage or of the ends, which ``run`` carries out."""
+    dice = torch.Generator().manual_seed(1)
+    x = torch.randn(4, 16, 32, generator=dice)
+    dy = torch.randn(4, 16, 32, generator=dice)
+    tokens = torch.randint(0, 259, (4, 16), generator=dice)
+    if job in ("forward", "backward"):
+        math = sketched(1)
+        work = arrived(x)
+        jobs = {"forward": math.forward, "backward": math.backward}
+    elif job == "loss":
+        math = sketched(0)
+        work = VisitBuffers(float("inf"), (4, 16, 32), targets=tokens, input=read(x))
+        jobs = {"loss": math.loss}
+    else:
+        math = sketched(0)
+        work = VisitBuffers(float("inf"), (4, 16, 32), batch=lambda: (tokens, tokens))
+        jobs = {"embed": math.embed, "embed_backward": math.embed_backward}
+    for name, compute in jobs.items():
+        if name == job:
+            run(partial(compute, work))
+            break
+        compute(work)
+        work.gradient = read(dy)
+    assert (math.recompute, math.slice) in (("off", 0), ("stage", 2))
+    return work
+
+
+def with_call(
+    monkeypatch: pytest.MonkeyPatch,
+    where: Any,
+    name: str,
+    call: FullOnce,
+    compute: Callable[[], None],
+) -> None:
+    """Compute with ``call`` in place of ``name``."""
+    with monkeypatch.context() as patched:
+        # a function, to be bound like the method that it replaces
+        patched.setattr(where, name, lambda *args, **options: call(*args, **options))
+        compute()
+
+
+@pytest.mark.parametrize(
+    ("job", "steps"),
+    [
+        ("forward", "input encoding sketch looks"),
+        ("backward", "input encoding sketch norm looks"),
+        ("loss", "input encoding sketch norm looks"),
+        ("embed", "encoding sketch looks"),
+        ("embed_backward", "input sketch norm looks"),
+    ],
+)
+def test_memory_that_runs_out_anywhere_in_a_job_loses_no_micro_batch(
+    job: str, steps: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = all_jobs(job, lambda compute: compute())
+    for step in steps.split():
+        where, name = STEPS[step]
+        call = FullOnce(getattr(where, name))
+        found = all_jobs(job, partial(with_call, monkeypatch, where, name, call))
+        assert call.calls > 1, "tried again"
+        assert found.tokens == whole.tokens
+        assert found.loss_sum == pytest.approx(whole.loss_sum, rel=1e-6)
+        assert found.sketches.keys() == whole.sketches.keys()
+        assert close(found.share or {}, whole.share or {})
+        for got, want in ((found.output, whole.output), (found.upstream, whole.upstream)):
+            a, b = (
+                torch.frombuffer(bytearray(raw or b"\0" * 4), dtype=torch.float32)
+                for raw in (got, want)
+            )
+            assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_a_backward_that_texts_make_room_for_is_computed_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x = torch.randn(SHAPE)
+    dy = torch.randn(SHAPE)
+    whole = visit(StageMath(build(SMALL, 1, 1), "fp32"), x, dy)
+    math = StageMath(build(SMALL, 1, 1), "fp32")
+    work = arrived(x)
+    math.forward(work)
+    cache = TextCache()
+    (sent,) = math.extend_texts([TextStep(cache, 0, 4, input=read(x[:1, :4]))])
+    assert not isinstance(sent, Exception)
+    grad = math._grad
+    full = FullOnce(lambda found: found)
+    monkeypatch.setattr(math, "_grad", lambda *args: full(grad(*args)))
+    upstream, share = returned(math, work, dy)
+    assert (cache.length, math.slice) == (0, 0)
+    assert upstream == whole[1]
+    assert all(torch.equal(share[name], g) for name, g in whole[2].items())
 
 
 def test_what_is_too_much_for_one_sequence_fails_as_before() -> None:
