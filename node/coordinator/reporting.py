@@ -220,7 +220,7 @@ class Reporting:
         """Ends peers that are called because nobody leads."""
 
     def hurry(self) -> None:
-        """Report at once."""
+        """Report soon: after the heartbeat that may be under way."""
         self._hurry.set()
 
     # ----------------------------------------------------------- heartbeats
@@ -289,8 +289,8 @@ class Reporting:
         self._following.answered(leader)
         return True
 
-    def version_changed(self) -> None:
-        """Another version is in place than the leader knows: report it at once."""
+    def at_once(self) -> None:
+        """Report at once: the own leader hears it before this returns."""
         self.hurry()
         if self._leading.leader is not None:
             self._report_here(self.own.heartbeat())

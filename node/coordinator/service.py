@@ -355,7 +355,8 @@ class Training(rpc.TrainingServicer):
             return "this peer is in another cell"
         if self.leader is None and isinstance(event, ev.Heartbeat):
             self.candidacy.claimed(peer)
-            self.reporting.hurry()
+            # A heartbeat of this peer may be on its way to a leader that is gone.
+            self.reporting.at_once()
         if self.leader is None:
             return "this peer does not lead"
         if isinstance(event, ev.Heartbeat) and (why := self.kit.facts.bounds.of_heard(event)):
@@ -529,7 +530,7 @@ class Training(rpc.TrainingServicer):
 
     def version_changed(self) -> None:
         """Another version is in place than the leader knows: report it at once."""
-        self.reporting.version_changed()
+        self.reporting.at_once()
 
     def entered(self, plan: Plan) -> None:
         """This peer now belongs to the cell that ``plan`` founds."""

@@ -11,6 +11,7 @@ from node.sim.faults import Fault, strike
 from node.sim.process import SimPeer
 from node.sim.setup import Setup, WorkTimes, toy_parts
 from node.sim.swarm import MachineFactory, SimSwarm
+from node.sim.world.network import Wall
 from testbed.swarms.receipts import SwarmBooks
 from testbed.swarms.tapes import Tapes
 
@@ -27,6 +28,9 @@ SETUP = Setup(
 DEATHS = 6
 LATE_S = 0.7
 """Seconds of an epoch after which its leader dies."""
+SOON_S = 2.0
+"""Bound in s of the time from which most voters take a peer for the leader to its takeover. A
+heartbeat that is not answered holds others up for longer."""
 
 
 def facts_of(swarm: SimSwarm, monkeypatch: pytest.MonkeyPatch) -> list[ev.RecordFact]:
@@ -131,3 +135,30 @@ def test_nobody_waits_for_a_peer_that_woke_up_between_two_leaders(
     assert taken["hash"] == plan.hash[:12]
     assert set(taken["dead"]) == {first.name, sleeper.name}
     assert taken["hash"] in {f.facts["hash"] for f in said if f.kind == "epoch-committed"}
+
+
+def test_a_heartbeat_to_the_former_leader_holds_no_takeover_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A peer without a connection to the leader waits for its answer when the leader dies; the
+    others, whose connections break, turn to that peer."""
+    swarm = SimSwarm(replace(SETUP, micro_batches=48), 1)
+    said = facts_of(swarm, monkeypatch)
+    swarm.world.run(15.0, None)
+    commits = len(swarm.watch.commits)
+    while len(swarm.watch.commits) == commits:
+        swarm.world.run(swarm.world.now + 0.05, None)
+    swarm.world.run(swarm.world.now + 4.0, None)
+    first = swarm.chief()
+    assert first is not None
+    assert first.member.plan is not None
+    voters = first.member.plan.electorate.voters
+    second = next(p for v in voters for p in swarm.live(ENDS) if p.name == v and p is not first)
+    pair = frozenset({first.name, second.name})
+    swarm.links.walls.append(Wall(pair, pair))
+    swarm.world.run(swarm.world.now + 1.0, None)
+    strike(swarm, Fault(0.0, "kill-leader", 0))
+    while second.leader is None:
+        swarm.world.run(swarm.world.now + 0.05, None)
+    swarm.world.run(swarm.world.now + SOON_S, None)
+    assert "epoch-taken-over" in {f.kind for f in said}
