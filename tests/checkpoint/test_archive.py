@@ -745,6 +745,34 @@ def damage(store: CheckpointStore, epoch: int) -> None:
     damaged.write_bytes(content)
 
 
+def test_what_the_run_gave_up_on_the_disk_hides_no_copy(tmp_path: Path) -> None:
+    archive = archive_at(str(tmp_path / "there"))
+    disk = CheckpointStore(tmp_path / "disk", CheckpointSettings(keep=100), RUN)
+    for epoch, line in ((38, OLD), (40, OLD), (32, NEW), (34, NEW)):
+        parameters, optimizer, meta = state(epoch)
+        disk.save(STAGE, epoch, parameters, optimizer, meta | {"lineage": line})
+        archive.save(disk, STAGE, epoch, keep=9)
+    damage(disk, 34)
+    assert restore(archive, disk, STAGE, tmp_path / "s", Journal([])) == [34]
+    assert disk.newest_whole(STAGE, EPOCHS) == 34
+
+
+@pytest.mark.parametrize("goes_on", [(32, 34), (32, 36), (32, 34, 36)])
+def test_own_copies_tell_that_the_run_gave_up_what_is_on_the_disk(
+    goes_on: tuple[int, ...], tmp_path: Path
+) -> None:
+    """The disk is as it was before the run went back; another one wrote the newest copies."""
+    archive = archive_at(str(tmp_path / "there"))
+    copied(archive, tmp_path, OLD, 10, 36, 38, 40)
+    copied(archive, tmp_path / "later", NEW, *goes_on)
+    disk = CheckpointStore(tmp_path / "aa", CheckpointSettings(keep=100), RUN)
+    assert disk.newest_whole(STAGE, EPOCHS) == 40
+    found = restore(archive, disk, STAGE, tmp_path / "s", Journal([]))
+    assert found == sorted(goes_on)
+    assert disk.current(STAGE) == [*reversed(goes_on), 10]
+    assert restore(archive, disk, STAGE, tmp_path / "s", Journal([])) == []
+
+
 def test_a_restoring_can_be_given_up_at_every_block(
     store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,10 +39,10 @@ def restore(
 
     Each peer's copy has the optimizer state of the parts that this peer owned, so the copies of one
     epoch and history are put together. Epochs that the run gave up when it went back are left out
-    (:mod:`node.checkpoint.archive.line`). Raises UsageFault if the archive has nothing of this run,
-    LocalFault if it cannot be read, OutOfResources if this disk has no room for any of it,
-    Interrupted if ``goes_on`` said so. A copy that is damaged, or that no peer of this run can have
-    made, is reported and left out.
+    (:mod:`node.checkpoint.archive.line`), and count as absent on the disk. Raises UsageFault if the archive has
+    nothing of this run, LocalFault if it cannot be read, OutOfResources if this disk has no room
+    for any of it, Interrupted if ``goes_on`` said so. A copy that is damaged, or that no peer of
+    this run can have made, is reported and left out.
     """
     scene = _Scene(archive, store, scratch, journal, goes_on, epochs)
     copies = archive.copies(stage)
@@ -58,9 +58,7 @@ def restore(
         text = f"{shown} has nothing of stage {stage}, only of {', '.join(map(str, stages))}"
         journal.emit("checkpoint", "nothing-to-restore", text, "warning")
         return []
-    here = -1
-    if (whole := store.newest_whole(stage, epochs, goes_on)) is not None:
-        here = whole
+    here = scene.newest_here(stage, copies, found)
     newer = sorted({whole.epoch for whole in found if whole.epoch > here}, reverse=True)
     done: list[int] = []
     while newer and not done:
@@ -114,6 +112,25 @@ class _Scene:
             self._leave_out(whole, "its page does not name its history")
             return False
         return True
+
+    def newest_here(self, stage: int, copies: list[Whole], found: list[Whole]) -> int:
+        """The newest epoch whose checkpoint on this disk is intact and not given up by the run, as
+        far as the disk and this peer's ``copies`` tell; -1 without any. ``found``: the copies that
+        the run has not given up."""
+        metas = self.store.metas(stage)
+        here = {(e, str(metas[e].get("lineage"))) for e in self.store.current(stage)}
+        goes_on = {(whole.epoch, whole.lineage) for whole in found}
+        own = {(whole.epoch, whole.lineage) for whole in copies if whole.peer == self.archive.me}
+        given_up = here & (own - goes_on)
+        most = self.epochs
+        if given_up:
+            replaced = {epoch for epoch, _ in goes_on}
+            given_up |= {version for version in here - goes_on if version[0] in replaced}
+            most = min(most, min(given_up)[0] - 1)
+        newest = self.store.newest_whole(stage, most, self.goes_on)
+        if newest is None:
+            return -1
+        return newest
 
     def gathered(self, wholes: list[Whole]) -> Checkpoint | None:
         """The checkpoint of one epoch: the first copy that can be read, with the optimizer state of
