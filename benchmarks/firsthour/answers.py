@@ -14,10 +14,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.report import Report
+from node.core.errors import ExitCode
 from testbed.daemons.fleet import REPOSITORY, START_S, Box
 
 LIMIT_S = 0.2
 TIMES = 15
+ANSWERED = (ExitCode.OK, ExitCode.DEGRADED)
+"""Exit codes of a command that has answered: ``status`` says by the second that the daemon
+waits."""
 
 
 def rows(report: Report, root: Path) -> None:
@@ -32,12 +36,10 @@ def rows(report: Report, root: Path) -> None:
             "the daemon to host its stage", lambda: bool(peer.status().layers), START_S, (peer,)
         )
         load = os.getloadavg()[0]
-        bare = statistics.median(
-            _seconds(root, [sys.executable, "-c", "pass"]) for _ in range(TIMES)
-        )
+        bare = statistics.median(_seconds([sys.executable, "-c", "pass"]) for _ in range(TIMES))
         for words in (("status",), ("peers",), ("--help",)):
             command = [sys.executable, "-m", "cli", "--home", str(peer.home), *words]
-            times = sorted(_seconds(root, command) for _ in range(TIMES))
+            times = sorted(_seconds(command) for _ in range(TIMES))
             said = f"python alone {bare:.3f} s, fastest {times[0]:.3f} s, load {load:.1f}"
             median = statistics.median(times)
             report.add(
@@ -97,14 +99,20 @@ def _manifest(box: Box) -> Path:
     return made
 
 
-def _seconds(root: Path, command: list[str]) -> float:
+def _seconds(command: list[str]) -> float:
+    """The time of a command. Raises RuntimeError if it ends with an error: a refusal is soon
+    there."""
     begin = time.perf_counter()
-    subprocess.run(
+    done = subprocess.run(
         command,
         cwd=REPOSITORY,
         env={**os.environ, "NO_COLOR": "1"},
         capture_output=True,
+        text=True,
         timeout=60,
         check=False,
     )
-    return time.perf_counter() - begin
+    seconds = time.perf_counter() - begin
+    if done.returncode not in ANSWERED:
+        raise RuntimeError(f"{command[-1]} ended with {done.returncode}: {done.stderr[-300:]}")
+    return seconds
