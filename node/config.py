@@ -277,7 +277,7 @@ class NodeConfig:
         moved, _, moved_run = mark.partition(" ")
 
         merged: dict[str, tuple[Any, str]] = {}
-        if usual.is_file():
+        if _is_file(usual):
             merged.update(_from_file(usual))
         if named:
             merged.update(_from_file(expanded(named)))
@@ -860,6 +860,16 @@ def _from_environment(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
         if text.strip():
             found[name] = (KNOWN[name].read(text), variable)
     return found
+
+
+def _is_file(path: Path) -> bool:
+    """Return True if there is a settings file. Raises UsageFault where nobody may look for it."""
+    try:
+        return path.is_file()
+    except PermissionError as e:
+        raise UsageFault(
+            f"{path.parent} is closed to this user", "name a directory of yours with  --home DIR"
+        ) from e
 
 
 def _from_file(path: Path) -> dict[str, tuple[Any, str]]:

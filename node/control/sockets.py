@@ -35,12 +35,14 @@ def carried(error: Any, otherwise: ExitCode) -> tuple[str, ExitCode] | None:
 
 
 def clear_stale(path: Path) -> None:
-    """Remove a socket nobody listens on. Refused when somebody does (naming the process), or it is
-    no socket."""
+    """Remove a socket nobody listens on. Refused when somebody does (naming the process), it is no
+    socket, or its directory is closed to this user."""
     try:
         status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return  # the code that makes the directory reports a file in its place
+    except PermissionError as e:
+        raise _foreign(path) from e
     if not stat.S_ISSOCK(status.st_mode):
         raise Refused(f"{path} is in the way and is not a socket", "move it away")
     pid = listener(path)

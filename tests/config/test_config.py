@@ -1,5 +1,7 @@
 import os
+import re
 import stat
+from pathlib import Path
 
 import pytest
 
@@ -203,3 +205,12 @@ def test_without_a_home_files_are_in_the_platform_directories(monkeypatch, kind,
     assert user_dir(kind) == getattr(platformdirs, f"user_{kind}_path")
     monkeypatch.delenv(variable)
     assert user_dir(kind) == getattr(platformdirs, f"user_{kind}_path")
+
+
+def test_a_home_that_is_closed_to_this_user_is_named(tmp_path, monkeypatch):
+    def closed(path: Path) -> bool:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", closed)
+    with pytest.raises(UsageFault, match=f"{re.escape(str(tmp_path))} is closed to this user"):
+        NodeConfig.load({"home": tmp_path}, {})

@@ -198,6 +198,15 @@ async def test_the_daemon_of_another_user_is_not_trusted(socket, monkeypatch, cl
     assert socket.exists()
 
 
+def test_a_closed_home_is_another_users(tmp_path, monkeypatch):
+    def closed(path: Path) -> Any:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(Path, "lstat", closed)
+    with pytest.raises(Refused, match="another user's"):
+        clear_stale(tmp_path / "ctl.sock")
+
+
 async def test_the_daemon_of_root_is_trusted(socket, monkeypatch):
     monkeypatch.setattr(control_sockets, "_peer", lambda path: (0, 4242))
     monkeypatch.setattr(os, "getuid", lambda: 1000)
