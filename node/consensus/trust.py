@@ -31,6 +31,11 @@ signer had followed as new a plan as the member that checks it."""
 ALONE_S = 30.0
 """Seconds after its last certificate before a member follows a plan that goes on without a
 majority. A leader waits longer than this for its voters before it makes such a plan."""
+ALONE_EPOCHS = 2.5
+"""Epochs before it does, if that is longer."""
+MOST_EPOCH_S = 3600.0
+"""Longest epoch, in seconds, that a forecast is believed: beyond it a leader could bind the members
+to its voters for good."""
 TRUSTED_S = 5.0
 """Seconds between two checks of a certificate for a version that the member made itself, under the
 leader it follows: a signature costs about 0.1 ms, and a small epoch takes a few ms."""
@@ -66,6 +71,11 @@ class Trust:
         self.certificate: Certificate | None = None
         """The newest certificate that was believed, or made here."""
         self._at = self._checked = float("-inf")
+        self._epoch_s = 0.0
+
+    def expects(self, epoch_s: float) -> None:
+        """A plan is in force that forecasts an epoch of so many seconds, 0 for unknown."""
+        self._epoch_s = min(epoch_s, MOST_EPOCH_S)
 
     def forget(self) -> None:
         """This peer belongs to another cell from now on. Proofs of double votes are kept: they
@@ -81,7 +91,7 @@ class Trust:
     @property
     def quorum(self) -> Quorum:
         """The newest certificate, for the leader of this peer."""
-        return Quorum(self.voters, self.version, self._at)
+        return Quorum(self.voters, self.version, self._at, self._epoch_s)
 
     def holds(self, now: float) -> bool:
         """Return True if plans need the voters of the last certificate now (:class:`Quorum`)."""
@@ -122,7 +132,8 @@ class Trust:
         if c is not None and (c.version != plan.base or c.cell != (plan.parent or plan.cell_id)):
             return "its certificate is not of the version that the plan starts from"
         if plan.electorate.orphan:
-            if self.holds(now) and now - self._at < ALONE_S:
+            alone_s = max(ALONE_S, ALONE_EPOCHS * self._epoch_s)
+            if self.holds(now) and now - self._at < alone_s:
                 return "it goes on without a majority of the voters, who are known to be there"
             return ""
         same = follows == plan.leader

@@ -16,6 +16,8 @@ from node.core.journey import Electorate, Version
 FORGET_S = 60.0
 """Seconds without a new certificate after which a member no longer insists on the voters of its
 last one: it was away or alone, and starts from newer certificates of other peers."""
+FORGET_EPOCHS = 5.0
+"""Epochs without a new certificate after which it no longer does, if that is longer."""
 RIPE = 10
 """Epoch of a history from which certificates bind a member: peers that start together may begin as
 two swarms, and each may give up its history for the other's."""
@@ -54,16 +56,19 @@ class Commitment:
 @dataclass(frozen=True)
 class Quorum:
     """The newest certificate that a peer believes, as its leader needs it. ``at``: seconds of the
-    own clock when the certificate was shown last."""
+    own clock when the certificate was shown last; ``epoch_s``: expected seconds of an epoch, 0 for
+    unknown."""
 
     voters: tuple[PeerId, ...] = ()
     version: Version = Version(0)
     at: float = -math.inf
+    epoch_s: float = 0.0
 
     def holds(self, now: float) -> bool:
         """Return True if plans need these voters now: the certificate is recent, and its history is
         past the first :data:`RIPE` epochs."""
-        return self.version.epoch >= RIPE and now - self.at <= FORGET_S
+        forget_s = max(FORGET_S, FORGET_EPOCHS * self.epoch_s)
+        return self.version.epoch >= RIPE and now - self.at <= forget_s
 
     def doubts(
         self, version: Version, holders: Collection[PeerId], here: Collection[PeerId], now: float

@@ -372,6 +372,7 @@ class Following:
         await self._epoch_tasks.close()
         kit = self._kit
         self._admission.terms.saw(plan.term, kit.clock.wall())
+        self._admission.trust.expects(sum(plan.forecast))
         self._kit.work.colleagues.meet([m.peer for m in plan.members if m.current], kit.clock.now())
         self._port.follows(plan)
         if self._kit.work.plan is None or plan.leader != self._kit.work.plan.leader:

@@ -12,8 +12,16 @@ from node.consensus.admission import Admission, Ground, Here, Refusal
 from node.consensus.equivocation import DoubleVote
 from node.consensus.rules import ChangeStatus, Rules
 from node.consensus.terms import Terms
-from node.consensus.trust import ALONE_S, FRESH_S, TRUSTED_S, Trust, Warrant
-from node.consensus.voters import FORGET_S, RIPE
+from node.consensus.trust import (
+    ALONE_EPOCHS,
+    ALONE_S,
+    FRESH_S,
+    MOST_EPOCH_S,
+    TRUSTED_S,
+    Trust,
+    Warrant,
+)
+from node.consensus.voters import FORGET_EPOCHS, FORGET_S, RIPE
 from node.consensus.votes import (
     Ballot,
     Certificate,
@@ -219,6 +227,23 @@ def test_bounds_of_time_belong_to_what_they_allow() -> None:
     at_last = 1000 - int(FRESH_S)
     assert not asks(trusting(), plan(B, HERE), backed((B, C, D), term=19, at=at_last))
     assert "supports" in asks(trusting(), plan(B, HERE), Warrant(), now=FORGET_S)
+
+
+@pytest.mark.parametrize("epoch_s", [0.0, 120.0, MOST_EPOCH_S])
+def test_voters_are_needed_for_as_long_as_epochs_last(epoch_s: float) -> None:
+    alone_s = max(ALONE_S, ALONE_EPOCHS * epoch_s)
+    forget_s = max(FORGET_S, FORGET_EPOCHS * epoch_s)
+    for of, held_s in ((plan(B, HERE, orphan=True), alone_s), (plan(B, HERE), forget_s + 0.5)):
+        for now, followed in ((held_s - 0.5, False), (held_s, True)):
+            trust = trusting()
+            trust.expects(epoch_s)
+            assert (asks(trust, of, Warrant(), now=now) == "") is followed
+
+
+def test_a_forecast_binds_nobody_for_good() -> None:
+    trust = trusting()
+    trust.expects(1e17)
+    assert not trust.holds(FORGET_EPOCHS * MOST_EPOCH_S + 1)
 
 
 def test_a_certificate_of_the_own_version_keeps_the_voters_in_force() -> None:
