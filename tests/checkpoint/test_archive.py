@@ -27,7 +27,7 @@ from node.checkpoint.archive.place import BEGUN, FILES, WHOLE, Archive, CopyReco
 from node.checkpoint.archive.restore import restore as restore_of
 from node.checkpoint.files import Interrupted, write
 from node.checkpoint.settings import CheckpointSettings
-from node.checkpoint.store import CheckpointStore, FileEntry
+from node.checkpoint.store import OVERHEAD, CheckpointStore, FileEntry
 from node.core.clock import SystemClock
 from node.core.errors import LocalFault, OutOfResources, Refused, UsageFault
 from node.core.ids import PeerId
@@ -771,6 +771,26 @@ def test_own_copies_tell_that_the_run_gave_up_what_is_on_the_disk(
     assert found == sorted(goes_on)
     assert disk.current(STAGE) == [*reversed(goes_on), 10]
     assert restore(archive, disk, STAGE, tmp_path / "s", Journal([])) == []
+
+
+@pytest.mark.parametrize("copies", [(2, 3, 4, 5), (5,)])
+def test_where_not_all_has_room_the_newest_is_put_back(
+    copies: tuple[int, ...], tmp_path: Path
+) -> None:
+    """Two checkpoints fit."""
+    source = CheckpointStore(tmp_path / "disk", CheckpointSettings(keep=100), RUN)
+    archive = archive_at(str(tmp_path / "there"))
+    for epoch in copies:
+        large = {"w": torch.full((1 << 18,), float(epoch))}
+        source.save(STAGE, epoch, large, {}, {"lineage": f"{epoch:032x}"})
+        archive.save(source, STAGE, epoch, keep=9)
+    limit = 12 * ((1 << 20) + OVERHEAD) // 5
+    fresh = CheckpointStore(tmp_path / "fresh", CheckpointSettings(max_disk=limit), RUN)
+    found = restore(archive, fresh, STAGE, tmp_path / "s", Journal([]))
+    assert found == fresh.epochs(STAGE) == list(copies)[-2:]
+    none = CheckpointStore(tmp_path / "none", CheckpointSettings(max_disk=1), RUN)
+    with pytest.raises(OutOfResources, match="max_disk"):
+        restore(archive, none, STAGE, tmp_path / "s", Journal([]))
 
 
 def test_a_restoring_can_be_given_up_at_every_block(

@@ -39,7 +39,8 @@ def restore(
 
     Each peer's copy has the optimizer state of the parts that this peer owned, so the copies of one
     epoch and history are put together. Epochs that the run gave up when it went back are left out
-    (:mod:`node.checkpoint.archive.line`), and count as absent on the disk. Raises UsageFault if the archive has
+    (:mod:`node.checkpoint.archive.line`), and count as absent on the disk. Where there is not room
+    for all, older ones make way or newer ones are left out. Raises UsageFault if the archive has
     nothing of this run, LocalFault if it cannot be read, OutOfResources if this disk has no room
     for any of it, Interrupted if ``goes_on`` said so. A copy that is damaged, or that no peer of
     this run can have made, is reported and left out.
@@ -65,18 +66,11 @@ def restore(
         # The store keeps the newest that it has written.
         for epoch in sorted(newer[:RESTORED]):
             one = scene.gathered([whole for whole in found if whole.epoch == epoch])
-            if one is not None:
-                store.save(
-                    stage,
-                    epoch,
-                    one.parameters,
-                    one.optimizer,
-                    one.meta,
-                    beside=done,
-                    goes_on=goes_on,
-                )
+            if one is not None and scene.is_put(one, done):
                 done.append(epoch)
         newer = newer[RESTORED:]
+    there = store.epochs(stage)
+    done = [epoch for epoch in done if epoch in there]
     if scene.full and not done:
         raise scene.full[0]
     if done:
@@ -131,6 +125,34 @@ class _Scene:
         if newest is None:
             return -1
         return newest
+
+    def is_put(self, one: Checkpoint, beside: list[int]) -> bool:
+        """Write a checkpoint to the disk. Those of the epochs ``beside`` stay if there is room.
+        Return False, with a line in the journal, if there is no room for it alone."""
+        try:
+            try:
+                self._put(one, beside)
+            except OutOfResources:
+                if not beside:
+                    raise
+                self._put(one, [])
+        except OutOfResources as e:
+            self.full.append(e)
+            text = f"epoch {one.epoch} is not put back: {e}"
+            self.journal.emit("checkpoint", "copy-unusable", text, "warning", epoch=one.epoch)
+            return False
+        return True
+
+    def _put(self, one: Checkpoint, beside: list[int]) -> None:
+        self.store.save(
+            one.stage,
+            one.epoch,
+            one.parameters,
+            one.optimizer,
+            one.meta,
+            beside=beside,
+            goes_on=self.goes_on,
+        )
 
     def gathered(self, wholes: list[Whole]) -> Checkpoint | None:
         """The checkpoint of one epoch: the first copy that can be read, with the optimizer state of
