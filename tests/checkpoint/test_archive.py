@@ -959,6 +959,15 @@ def test_a_place_full_of_names_is_looked_at_within_bounds(
     assert [w.peer for w in archive_at(text).copies(STAGE)] == [ME]
 
 
+def test_the_number_of_copies_that_are_kept_has_no_other_bound(
+    text: str, store: CheckpointStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("node.checkpoint.archive.place.COPIES", 2)
+    for epoch in (1, 2, 3, 4, 5, 6):
+        assert archive_at(text).save(store, STAGE, epoch, keep=4).number == epoch
+    assert epochs(archive_at(text)) == [6, 5, 4, 3]
+
+
 def test_the_names_of_a_directory_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -51,7 +51,8 @@ PAGE_LIMIT = 1 << 16
 LOOKED = 2048
 """Number of other peers' directories that are searched for copies, at most."""
 COPIES = 256
-"""Number of copies of one peer and stage that are read, at most, from the highest epoch down."""
+"""Number of copies of another peer and stage that are read, at most, from the highest epoch
+down."""
 BLOCK = 8 << 20
 RUN_DIGITS = 12
 _STAGE = re.compile(r"stage-(0|[1-9][0-9]{0,8})")
@@ -402,7 +403,9 @@ class Archive:
         own = f"{self._root}/stage-{stage}/{peer}"
         matches = [_EPOCH.fullmatch(name) for name in self._files.names(own)]
         epochs = sorted((int(match[1]) for match in matches if match), reverse=True)
-        found = [self._whole(f"{own}/epoch-{n}", stage, n, peer) for n in epochs[:COPIES]]
+        if peer != self.me:
+            epochs = epochs[:COPIES]
+        found = [self._whole(f"{own}/epoch-{n}", stage, n, peer) for n in epochs]
         return [whole for whole in found if whole is not None]
 
     def _whole(self, here: str, stage: int, epoch: int, peer: str) -> Whole | None:
