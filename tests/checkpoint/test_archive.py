@@ -720,6 +720,31 @@ def test_an_epoch_to_which_a_run_went_back_is_the_newest_copy_again(
     assert restore(archive_at(text), fresh, STAGE, tmp_path / "s", Journal([])) == [10, 20]
 
 
+def test_an_epoch_whose_page_is_torn_when_the_run_goes_back_is_copied_again(
+    store: CheckpointStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = str(tmp_path / "there")
+    for epoch in (2, 3, 4):
+        archive_at(there).save(store, STAGE, epoch, keep=9)
+    put = LocalFiles.put
+
+    def torn(files: LocalFiles, path: str, data: bytes) -> None:
+        whole = path.endswith(WHOLE)
+        put(files, path, data[: len(data) // 2 if whole else None])
+        if whole:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalFiles, "put", torn)
+        with pytest.raises(OutOfResources):
+            archive_at(there).save(store, STAGE, 3, keep=9)
+    assert epochs(archive_at(there)) == [4, 2]
+    assert archive_at(there).save(store, STAGE, 3, keep=9).epoch == 3
+    assert epochs(archive_at(there)) == [4, 3, 2]
+    assert archive_at(there).newest(STAGE) == Version(3, f"{3:032x}")
+    assert {path.name for path in own(Path(there), 3).iterdir()} == {*FILES, WHOLE}
+
+
 def test_copies_that_were_made_last_stay_whatever_their_epochs(text: str, tmp_path: Path) -> None:
     archive = archive_at(text)
     copied(archive, tmp_path, OLD, 30, 40, keep=2)

@@ -205,8 +205,10 @@ class Archive:
             if found is not None and found.files[MANIFEST] == manifest:
                 if found.number + 1 < number:
                     # The run went back to this epoch or behind it, so it is the newest one again.
-                    self._files.put(f"{here}/{WHOLE}", page)
-                    self._files.sync(here, (WHOLE,))
+                    # If the page is torn meanwhile, the other one still names the files here.
+                    for name in (BEGUN, WHOLE):
+                        self._files.put(f"{here}/{name}", page)
+                        self._files.sync(here, (name,))
                     found = replace(found, lineage=line, number=number)
                 # The attempt that made it whole may have ended before it removed older ones.
                 return self._tidied(found, keep)
