@@ -68,7 +68,8 @@ class DeviceThread(Executor):
     ``loop.run_in_executor(device, fn)`` and never runs beside a forward. ``idle_s``: seconds
     without a job since the start. ``by_arrival`` True puts all jobs but COMMIT and TOKEN in
     order of arrival. Only the event loop's thread queues jobs and closes it. If a job
-    raises, ``failed`` is called with the error on the thread of the job, before the waiter gets it.
+    or a call of :meth:`beside` raises, ``failed`` is called with the error on the thread of the
+    job, before the waiter gets it.
 
     ``lanes``: the lanes of the device. If they copy concurrently, the thread issues a job that has
     a ``finish`` part, and begins the next job while that part copies the result down. Results
@@ -175,7 +176,14 @@ class DeviceThread(Executor):
     async def beside(self, fn: Callable[[], T]) -> T:
         """Run ``fn``, which inspects a received tensor or copies it to the device, on the thread of
         copies up, concurrently with the jobs."""
-        return await asyncio.wrap_future(self._uploads.submit(fn))
+        return await asyncio.wrap_future(self._uploads.submit(self._watched, fn))
+
+    def _watched(self, fn: Callable[[], T]) -> T:
+        try:
+            return fn()
+        except BaseException as error:
+            self._failed(error)
+            raise
 
     def breathe(self) -> None:
         """Run the TOKEN jobs that wait now, as far as their share of the time goes; later ones wait

@@ -204,6 +204,20 @@ async def test_errors_of_jobs_are_told_before_the_waiter_gets_them():
         device.close()
 
 
+async def test_errors_of_received_tensors_are_told_too():
+    """A lost GPU may show there first, and no job comes any more."""
+    told = []
+    device = DeviceThread(failed=told.append)
+    try:
+        with pytest.raises(ZeroDivisionError) as caught:
+            await device.beside(lambda: 1 / 0)
+        assert told == [caught.value]
+        assert await device.beside(lambda: 5) == 5
+        assert len(told) == 1
+    finally:
+        device.close()
+
+
 async def test_a_lost_gpu_ends_the_daemon_and_a_full_one_does_not():
     told: list[tuple[str, BaseException]] = []
     ended = asyncio.Event()
