@@ -270,14 +270,7 @@ async def assemble(
     precision = Precision(device, parameters)
     if local is None and verdict.casts:
         precision = await asyncio.to_thread(precision_of, manifest, device)
-    thread = DeviceThread(
-        by_arrival=config.limits.job_order == "arrival",
-        failed=tells_of_lost(device, on_error),
-        # Ranks of several local devices are at the same place of a program.
-        lanes=lanes_of(device.device) if local is None else None,
-        text_share=1.0 if device.is_cuda else config.limits.text_share,
-        daemons=pledges.lately if pledges else lambda: 1,
-    )
+    thread = device_thread(config, device, local is not None, on_error, pledges)
     meter = PipelineMeter(journal, metrics)
     meter.steps.product_s = await asyncio.to_thread(device.tera_s)
     store = CheckpointStore(
@@ -473,6 +466,25 @@ def split_between(
     limit, _ = room_on(config, together, processes=manifest.pipeline.stages + 1, taken=taken)
     found = shares(config, manifest, limit, gpu=gpu)
     return {stage: f"{size // len(together)}B" for stage, size in found.items()}
+
+
+def device_thread(
+    config: NodeConfig,
+    device: Device,
+    cut: bool,
+    on_error: Callable[[str, BaseException], None],
+    pledges: Pledges | None,
+) -> DeviceThread:
+    """The thread that computes on ``device``; ``cut``: the stage is cut over further ones."""
+    return DeviceThread(
+        by_arrival=config.limits.job_order == "arrival",
+        failed=tells_of_lost(device, on_error),
+        # Ranks of several local devices are at the same place of a program.
+        lanes=None if cut else lanes_of(device.device),
+        begin=device.make_current,
+        text_share=1.0 if device.is_cuda else config.limits.text_share,
+        daemons=pledges.lately if pledges else lambda: 1,
+    )
 
 
 def tells_of_lost(

@@ -149,6 +149,7 @@ class KernelTrials:
 
     def run(self, kinds: Sequence[Kind], make: Callable[[], Passes]) -> None:
         """Measure these kinds, one after the other. An error of one is its ``problem``."""
+        self._device.make_current()
         passes = make()
         truth = self._pass(passes, EAGER)
         for kind in kinds:

@@ -201,6 +201,13 @@ class Device:
             seconds.append(time.perf_counter() - began)
         return median(seconds[1:]) / (2 * PRODUCT**3) * 1e12
 
+    def make_current(self) -> None:
+        """Make a GPU the current one of this thread, which torch asks for the formats that it has,
+        and on which libraries launch kernels of their own. Each thread begins with the first GPU.
+        Does nothing on the CPU."""
+        if self.is_cuda:
+            torch.cuda.set_device(self.device)
+
     def synchronise(self) -> None:
         """Wait until the work given to the device is done; nothing to wait for on the CPU."""
         if self.is_cuda:

@@ -6,7 +6,7 @@ the choice of the next job, which the device thread makes.
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -155,10 +155,12 @@ def lanes_of(device: torch.device) -> Lanes:
 
 class LaneThread:
     """One thread that runs calls in order of arrival. It starts with the first call. It is a daemon
-    thread and does not delay the end of the process: a copy from a lost device may never return."""
+    thread and does not delay the end of the process: a copy from a lost device may never return.
+    ``begin`` is called on the thread before the first call."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, begin: Callable[[], None] = lambda: None) -> None:
         self._name = name
+        self._begin = begin
         self._calls = SimpleQueue[Callable[[], None] | None]()
         self._thread: Thread | None = None
         self._closed = False
@@ -189,6 +191,8 @@ class LaneThread:
             self._thread.join()
 
     def _work(self) -> None:
+        with suppress(RuntimeError):  # the first call hears of a lost device
+            self._begin()
         while (call := self._calls.get()) is not None:
             call()
             del call  # an idle thread must not keep the last tensor alive

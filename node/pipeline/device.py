@@ -75,6 +75,8 @@ class DeviceThread(Executor):
     a ``finish`` part, and begins the next job while that part copies the result down. Results
     arrive in the order in which their jobs were issued.
 
+    ``begin`` is called on each of the threads before their first job.
+
     ``text_share``: the share of its processor's time that texts have while the device trains; 1 for
     a GPU, whose time the processor's does not show. ``daemons`` returns the number of daemons that
     share the processor.
@@ -87,6 +89,7 @@ class DeviceThread(Executor):
         by_arrival: bool = False,
         failed: Callable[[BaseException], None] = lambda error: None,
         lanes: Lanes | None = None,
+        begin: Callable[[], None] = lambda: None,
         text_share: float = 1.0,
         daemons: Callable[[], int] = lambda: 1,
     ) -> None:
@@ -101,8 +104,8 @@ class DeviceThread(Executor):
         """Time at which the latest copy down ended, in seconds of ``perf_counter``."""
         self._issued: deque[Mark] = deque()
         """End marks of the jobs that the device may still compute."""
-        self._uploads = LaneThread(f"{name}-up")
-        self._downloads = LaneThread(f"{name}-down")
+        self._uploads = LaneThread(f"{name}-up", begin)
+        self._downloads = LaneThread(f"{name}-down", begin)
         self._queue = PriorityQueue[tuple[int, float, int, _Job | None]]()
         self._order = count()
         self._tokens: deque[_Job] = deque()
@@ -111,7 +114,7 @@ class DeviceThread(Executor):
         self._waking = False
         """True while a job is queued that runs the TOKEN jobs if no other job lets them in."""
         self._closed = False
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._work, args=(begin,), name=name, daemon=True)
         self._thread.start()
 
     @property
@@ -260,7 +263,9 @@ class DeviceThread(Executor):
             self._downloads.shutdown()
         self._uploads.shutdown(wait=False)
 
-    def _work(self) -> None:
+    def _work(self, begin: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # the first job hears of a lost device
+            begin()
         while True:
             # The most urgent job is chosen only after the wait.
             self._wait_for_room()

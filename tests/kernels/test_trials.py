@@ -252,6 +252,22 @@ async def test_memory_that_runs_out_in_the_trial_means_eager(
     assert found.problems == ("eager: OutOfMemoryError: CUDA out of memory",)
 
 
+async def test_the_thread_of_a_trial_has_the_device_as_its_current_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[int] = []
+    monkeypatch.setattr(Device, "make_current", lambda self: made.append(threading.get_ident()))
+    seen: list[int] = []
+
+    def make() -> Kernels:
+        seen.append(threading.get_ident())
+        return fused()()
+
+    manifest = run_of()
+    await chosen(stage_of(manifest, 1), manifest, make)
+    assert made == seen != [threading.get_ident()]
+
+
 async def test_a_trial_never_pauses_for_other_work_of_the_device() -> None:
     manifest = run_of()
     module = stage_of(manifest, 1)

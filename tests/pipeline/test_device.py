@@ -3,15 +3,19 @@ import concurrent.futures
 import threading
 import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
 
+from node.app import assembly
 from node.app.assembly import tells_of_lost
+from node.config import NodeConfig
 from node.core.errors import DeviceLost, ExitCode
 from node.model.device import Device
 from node.pipeline import text_budget
 from node.pipeline.device import DeviceThread, Priority
+from testbed.fakes.slow_lanes import SlowLanes
 
 
 @pytest.fixture(params=[True, False])
@@ -216,6 +220,31 @@ async def test_errors_of_received_tensors_are_told_too():
         assert len(told) == 1
     finally:
         device.close()
+
+
+async def test_each_thread_of_a_gpu_has_it_as_the_current_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    current: dict[int, torch.device] = {}
+    threads: set[int] = set()
+
+    def set_device(device: torch.device) -> None:
+        current[threading.get_ident()] = device
+
+    def job(*_: object) -> None:
+        threads.add(threading.get_ident())
+
+    monkeypatch.setattr(torch.cuda, "set_device", set_device)
+    monkeypatch.setattr(assembly, "lanes_of", lambda device: SlowLanes(0.0, 0.0, beside=True))
+    gpu = Device(torch.device("cuda", 1))
+    device = assembly.device_thread(NodeConfig(tmp_path), gpu, False, lambda *_: None, None)
+    try:
+        await device.run_through(job, job, Priority.VISIT)
+        await device.beside(job)
+    finally:
+        device.close()
+    assert len(threads) == 3
+    assert current == dict.fromkeys(threads, gpu.device)
 
 
 async def test_a_lost_gpu_ends_the_daemon_and_a_full_one_does_not():
