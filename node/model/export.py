@@ -8,6 +8,7 @@ so that no more of the model than a stage has to be in memory.
 """
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import os
@@ -146,8 +147,11 @@ def carried_config(
     except (ValueError, RecursionError, AttributeError) as e:
         raise UsageFault(f"the run's {CONFIG} is no JSON object: {e}", "export without it") from e
     notes: list[str] = []
-    trained = {name: getattr(settings, name) for name in fields if name != "seq_len"}
-    differ = [name for name, value in trained.items() if value != _plain(fields[name])]
+    # A config without a scaled rotary embedding does not name the numbers of the scaling.
+    usual = {f.name: f.default for f in dataclasses.fields(settings) if f.name.startswith("rope_")}
+    given_fields = usual | fields
+    trained = {name: getattr(settings, name) for name in given_fields if name != "seq_len"}
+    differ = [name for name, value in trained.items() if value != _plain(given_fields[name])]
     if differ:
         config = config | config_of(settings, dtype=dtype)
         for role in ("bos", "eos", "pad"):

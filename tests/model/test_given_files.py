@@ -1,7 +1,7 @@
 """An export of a model that came in a directory: its files to the byte, adapters, GGUF."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +102,26 @@ def test_an_export_of_a_model_that_was_an_export_is_replaced(tmp_path: Path) -> 
     assert (out / "README.md").read_text() == "the third card"
 
 
+@pytest.mark.parametrize(
+    "own",
+    [
+        {"rope_theta": 777.0},
+        {"rope_factor": 4.0},
+        {"rope_kind": "linear", "rope_factor": 4.0},
+        {"rope_kind": "yarn", "rope_factor": 4.0, "rope_high": 32.0, "rope_context": 64},
+    ],
+)
+def test_a_config_of_another_rotary_embedding_says_so(
+    saved: Path, tmp_path: Path, own: dict[str, Any]
+) -> None:
+    settings = replace(ModelSettings(**model_of(saved)[0]), **own)
+    out = exported(tmp_path / "out", settings, whole(saved, settings), given=files_of(saved))
+    assert own.items() <= asdict(ModelSettings(**model_of(out)[0])).items()
+    assert json.loads((out / "config.json").read_bytes())["eos_token_id"] == 258
+    [note] = json.loads((out / "tutti.json").read_bytes())["tutti"]["notes"]
+    assert all(f"model.{name}" in note for name in own)
+
+
 def test_a_config_that_changes_says_so(saved: Path, tmp_path: Path) -> None:
     given = files_of(saved)
     settings = ModelSettings(**model_of(saved)[0])
@@ -118,12 +138,6 @@ def test_a_config_that_changes_says_so(saved: Path, tmp_path: Path) -> None:
     assert changed == {"dtype"}
     notes = json.loads((out / "tutti.json").read_bytes())["tutti"]["notes"]
     assert notes == ["config.json: dtype is bfloat16, as the tensors are, and was float32"]
-    other = replace(settings, rope_theta=777.0)
-    out = exported(tmp_path / "other", other, whole(saved, other), given=given)
-    assert model_of(out)[0]["rope_theta"] == 777.0
-    assert json.loads((out / "config.json").read_bytes())["eos_token_id"] == 258
-    notes = json.loads((out / "tutti.json").read_bytes())["tutti"]["notes"]
-    assert "model.rope_theta" in notes[0]
 
 
 def test_adapters_open_by_themselves_and_merge(saved: Path, tmp_path: Path) -> None:
