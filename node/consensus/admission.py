@@ -111,11 +111,7 @@ class Admission:
 
     def may_lead(self, peer: PeerId) -> bool:
         """Return True if plans of ``peer`` may be followed in this run at all."""
-        return (
-            peer not in self.trust.doubles
-            and not self.changes.known.revokes(peer)
-            and self._admitted(peer)
-        )
+        return self.trust.counts(peer) and self._admitted(peer)
 
     def untold(self, leader: PeerId) -> tuple[DoubleVote, ...]:
         """Proofs of double votes that the last plan of ``leader`` did not carry."""

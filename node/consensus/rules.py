@@ -54,6 +54,10 @@ class ChangeStatus:
         self.known = self.in_force = own
         self._shown: PeerId | None = None
 
+    def revokes(self, peer: PeerId) -> bool:
+        """Return True if the newest change that is known revokes this peer."""
+        return self.known.revokes(peer)
+
     def tells(self, leader: PeerId) -> str:
         """The change to send to this leader; "" if the leader has it."""
         return "" if leader == self._shown else self.known.change

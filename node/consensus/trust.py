@@ -8,7 +8,7 @@ that the member made itself, or from one with a certificate. A plan of any other
 support of a majority of the last voters.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from node.consensus.equivocation import DoubleVote, DoubleVotes
@@ -59,10 +59,17 @@ NO_WARRANT = Warrant()
 
 class Trust:
     """The voters of the newest certificate that this peer has seen, and the checks that follow from
-    them. The first certificate is accepted without earlier voters to check it against."""
+    them. The first certificate is accepted without earlier voters to check it against.
+    ``revoked(peer)``: True if the owner of the run has put that peer out."""
 
-    def __init__(self, run_id: str, check: CheckSignature) -> None:
+    def __init__(
+        self,
+        run_id: str,
+        check: CheckSignature,
+        revoked: Callable[[PeerId], bool] = lambda peer: False,
+    ) -> None:
         self._check = check
+        self._revoked = revoked
         self._run = run_id
         self.doubles = DoubleVotes(self.vote_is_signed)
         self.voters: tuple[PeerId, ...] = ()
@@ -81,12 +88,18 @@ class Trust:
         """This peer belongs to another cell from now on. Proofs of double votes are kept: they
         count in every cell."""
         doubles = self.doubles
-        self.__init__(self._run, self._check)
+        self.__init__(self._run, self._check, self._revoked)
         self.doubles = doubles
 
     def vote_is_signed(self, vote: Vote, peer: PeerId, signature: bytes) -> bool:
         """Return True if ``peer`` has signed this vote."""
         return self._check(peer, vote.said(), signature, signing_domain("vote", self._run))
+
+    def counts(self, peer: PeerId) -> bool:
+        """Return True if votes and support of this peer count: it has not voted twice, and is not
+        revoked. A voter that does not count is still one of those of whom a majority is needed:
+        without it a minority could become a majority."""
+        return peer not in self.doubles and not self._revoked(peer)
 
     @property
     def quorum(self) -> Quorum:
@@ -176,7 +189,7 @@ class Trust:
         known = frozenset(voters)
         signed = set[PeerId]()
         for b in c.agreeing():
-            if b.peer in self.doubles:
+            if not self.counts(b.peer):
                 continue
             if b.peer in known and self.vote_is_signed(c.vote(b), b.peer, b.signature):
                 signed.add(b.peer)
@@ -191,7 +204,9 @@ class Trust:
         found = set[PeerId]()
         for s in supporters:
             fresh = s.term >= self.term or abs(wall - s.at) <= FRESH_S
-            if s.peer not in self.voters or s.peer in self.doubles or s.peer in found or not fresh:
+            if s.peer not in self.voters or s.peer in found or not fresh:
+                continue
+            if not self.counts(s.peer):
                 continue
             said = support_said(cell, plan.leader, s.term, s.at)
             if self._check(s.peer, said, s.signature, signing_domain("support", self._run)):

@@ -57,7 +57,11 @@ class Candidacy:
         if plan is not None:
             order = plan.electorate.voters
         known = self._kit.work.colleagues.all
-        self.election.see(ends, view.follows, self.follows, order, known)
+        follows = view.follows
+        counts = self._admission.trust.counts
+        if not all(map(counts, follows)):
+            follows = {p: leader for p, leader in follows.items() if counts(p)}
+        self.election.see(ends, follows, self.follows, order, known)
         leads = self._leading.leader is not None
         self.leader = self.election.leader(self._kit.clock.now(), able=self.able, leads=leads)
         return self.leader

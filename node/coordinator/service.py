@@ -70,8 +70,8 @@ class Training(rpc.TrainingServicer):
         work = kit.work
         self.kit = kit
         self.statements = Statements(identity, kit.facts.run_id, ledger or VoteLedger(), kit.clock)
-        trust = self.statements.trust()
         changes = ChangeStatus(kit.facts.make.read(""))
+        trust = self.statements.trust(changes.revokes)
         self.admission = Admission(Terms(), trust, changes, kit.facts.may_lead)
         self._inbox = PlanInbox(
             self.admission, self.statements, kit.facts.bounds, work, kit.clock, kit.journal

@@ -2,6 +2,7 @@
 Leaves: signatures, and whether those of others hold. Never: a decision about a vote; the ledger
 only refuses a second one."""
 
+from collections.abc import Callable
 from functools import partial
 
 from node.consensus.trust import Trust
@@ -27,9 +28,10 @@ class Statements:
         self._support: dict[tuple[CellId, PeerId, int], Supporter] = {}
         """The support signed last, by cell, leader and term."""
 
-    def trust(self) -> Trust:
-        """A new trust, which checks signatures as this peer does."""
-        return Trust(self._run, partial(is_signed, self._identity))
+    def trust(self, revoked: Callable[[PeerId], bool]) -> Trust:
+        """A new trust, which checks signatures as this peer does. ``revoked`` as for
+        :class:`Trust`."""
+        return Trust(self._run, partial(is_signed, self._identity), revoked)
 
     def term(self, cell: CellId) -> int:
         """Highest term of this peer's votes in ``cell``, 0 for none."""

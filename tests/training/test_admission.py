@@ -38,7 +38,6 @@ from tests.training.test_votes import (
     plan,
     signed,
     supporters,
-    trusting,
 )
 
 OURS = CellId("00000000000000aa")
@@ -54,7 +53,9 @@ def admission(change: Rules | None = None) -> Admission:
     changes = ChangeStatus(Rules())
     if change is not None:
         changes.follows(A, change)
-    return Admission(terms, trusting(), changes, lambda peer: peer != C)
+    trust = Trust(RUN, checks, changes.revokes)
+    trust.learns(certificate(AT, VOTERS), 0.0)
+    return Admission(terms, trust, changes, lambda peer: peer != C)
 
 
 def test_an_acceptable_plan_is_admitted() -> None:

@@ -1,8 +1,12 @@
 """The peer that is taken for the leader: the incumbent while it lives, then the smallest live ends
 peer."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
+from node.consensus.admission import Admission
 from node.consensus.election import (
     CLAIM_S,
     DOUBT_S,
@@ -15,7 +19,12 @@ from node.consensus.election import (
     Sighting,
 )
 from node.core.ids import PeerId
+from node.consensus.rules import ChangeStatus, Rules, mark
+from node.consensus.terms import Terms
+from node.consensus.trust import Trust
+from node.coordinator.candidacy import Candidacy
 
+from testbed.fakes.clock import VirtualClock
 A, B, C, D = (PeerId(p) for p in "ABCD")
 LATE = 100.0
 
@@ -227,3 +236,23 @@ def test_of_the_voters_the_one_that_voted_longest_takes_over() -> None:
     assert e.leader(LATE, able=True, leads=False) == A, "neither of them votes"
     e.see({B: HERE}, order=(D, B))
     assert e.leader(LATE, able=True, leads=False) == B, "a voter comes before the smallest name"
+
+
+def test_followers_that_the_owner_revokes_do_not_count() -> None:
+    changes = ChangeStatus(Rules())
+    trust = Trust("run", lambda *about: True, changes.revokes)
+    admission = Admission(Terms(), trust, changes, lambda peer: True)
+    follows = {PeerId("x"): A, PeerId("y"): A, C: B}
+    view: Any = SimpleNamespace(ends={A: LEADS, B: LEADS}, follows=follows)
+    colleagues = SimpleNamespace(all=frozenset())
+    kit: Any = SimpleNamespace(
+        me=D, stage=1, clock=VirtualClock(), work=SimpleNamespace(colleagues=colleagues)
+    )
+    following: Any = SimpleNamespace(member=SimpleNamespace(plan=None, leader=None))
+    leading: Any = SimpleNamespace(leader=None)
+    none: Any = None
+    candidacy = Candidacy(kit, lambda: view, admission, none, following, leading)
+    assert candidacy.leader_id() == A
+    revoked = frozenset(map(mark, follows.keys() - {C}))
+    changes.learns(Rules(revision=1, change="1", revoked=revoked))
+    assert candidacy.leader_id() == B

@@ -10,7 +10,7 @@ import pytest
 
 from node.consensus.admission import Admission, Ground, Here, Refusal
 from node.consensus.equivocation import DoubleVote
-from node.consensus.rules import ChangeStatus, Rules
+from node.consensus.rules import ChangeStatus, Rules, mark
 from node.consensus.terms import Terms
 from node.consensus.trust import (
     ALONE_EPOCHS,
@@ -293,6 +293,21 @@ def test_an_old_certificate_is_not_shown_a_second_time() -> None:
     again = certificate(HERE, VOTERS, term=20)
     assert "certified" in asks(trust, plan(A, HERE, term=30), Warrant(again))
     assert trust.version == NEXT
+
+
+def test_votes_and_support_of_the_revoked_do_not_count() -> None:
+    changes = ChangeStatus(Rules())
+    changes.learns(Rules(revision=1, change="c", revoked=frozenset({mark(A), mark(B)})))
+    unsupported = plan(C, HERE)
+    for forgets in (False, True):
+        trust = Trust(RUN, checks, changes.revokes)
+        if forgets:
+            trust.forget()
+        assert not trust.shown(certificate(HERE, (A, B, C)), NO_CELL, 0.0), "one of five"
+        assert trust.shown(certificate(HERE, (C, D, E)), NO_CELL, 0.0)
+        assert not trust.shown(certificate(NEXT, (A, C, D), term=21), NO_CELL, 1.0)
+        assert "supports" in asks(trust, unsupported, backed((A, B, C, D), leader=C))
+        assert not asks(trust, unsupported, backed((A, C, D, E), leader=C))
 
 
 def test_a_young_history_binds_nobody() -> None:
