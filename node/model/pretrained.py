@@ -18,7 +18,7 @@ from torch import Tensor
 
 from node.core.errors import OutOfResources, Refused, UsageFault, refuse
 from node.core.tables import build
-from node.model.files import POINTER, check_pointer
+from node.model.files import INDEX, POINTER, WEIGHTS, check_pointer
 from node.model.rope import rope_fields
 from node.model.settings import DIGEST, ModelSettings
 from node.model.shapes import EMBEDDING, HEAD, all_shapes, base_shapes
@@ -114,10 +114,13 @@ class Weights:
         self.directory = directory
         self._dtype = dtype_of(parameters)
         self._file_of: dict[str, Path] = {}
-        index = directory / "model.safetensors.index.json"
-        if not os.path.isfile(index):  # false, too, where it cannot be looked at
-            with self._open(directory / "model.safetensors") as found:
-                self._file_of = dict.fromkeys(found.keys(), directory / "model.safetensors")
+        single = directory / WEIGHTS
+        index = directory / INDEX
+        # As in transformers, a single file counts before a list of files beside it. False, too,
+        # where it cannot be looked at.
+        if os.path.isfile(single) or not os.path.isfile(index):
+            with self._open(single) as found:
+                self._file_of = dict.fromkeys(found.keys(), single)
             return
         listed = _json(index).get("weight_map")
         if not isinstance(listed, dict):

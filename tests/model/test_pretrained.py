@@ -71,6 +71,20 @@ def test_logits_are_those_of_transformers(kind: str, numbers: torch.dtype, tmp_p
         assert float((model(tokens) - packed).abs().max()) > 1e-3
 
 
+def test_a_single_file_counts_before_a_list_of_files(llama: Path) -> None:
+    model = transformers.AutoModelForCausalLM.from_pretrained(llama)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(2)
+    shards = {file: file.read_bytes() for file in llama.glob("*.safetensors*")}
+    model.save_pretrained(llama)
+    for file, content in shards.items():
+        file.write_bytes(content)  # those that transformers has removed
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(llama, dtype=torch.float32)
+    ours = Weights(llama).stage(settings_of(llama), 2, 0)["model.norm.weight"]
+    assert torch.equal(ours, theirs.model.norm.weight)
+    assert torch.equal(ours, model.model.norm.weight)
+
+
 def test_the_weights_of_the_ends_have_their_layers(llama: Path) -> None:
     settings = settings_of(llama)
     weights = Weights(llama)
