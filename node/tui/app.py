@@ -66,9 +66,10 @@ any key closes this"""
 
 
 class Question(ModalScreen[bool]):
-    """A text over the screen. With ``yes`` that key answers True; every other key answers False."""
+    """A text over the screen; a str is markup. With ``yes`` that key answers True; every other key
+    answers False."""
 
-    def __init__(self, text: str, yes: str = "") -> None:
+    def __init__(self, text: str | Text, yes: str = "") -> None:
         super().__init__()
         self._text, self._yes = text, yes
 
@@ -153,14 +154,14 @@ class Monitor(App[str]):
         name = clean(self._snapshot.name, 24) or "this node"
         text = (
             f"Drain {name}?\n\nIt finishes what is in flight, hands over, leaves the swarm\nand "
-            "stops.\n\n\\[y] drain    any other key: go back"
+            "stops.\n\n[y] drain    any other key: go back"
         )
 
         def answered(yes: bool | None) -> None:
             if yes:
                 self._drain()
 
-        self.push_screen(Question(text, yes="y"), answered)
+        self.push_screen(Question(Text(text), yes="y"), answered)
 
     def action_pause(self) -> None:
         if self._snapshot.paused:
@@ -169,14 +170,14 @@ class Monitor(App[str]):
         name = clean(self._snapshot.name, 24) or "this node"
         text = (
             f"Pause {name}?\n\nIt leaves the training and gives its memory back, until you press\n"
-            "p once more.\n\n\\[y] pause    any other key: go back"
+            "p once more.\n\n[y] pause    any other key: go back"
         )
 
         def answered(yes: bool | None) -> None:
             if yes:
                 self._pause(False)
 
-        self.push_screen(Question(text, yes="y"), answered)
+        self.push_screen(Question(Text(text), yes="y"), answered)
 
     @work(thread=True, group="poll")
     def _poll(self) -> None:
@@ -270,8 +271,10 @@ class Monitor(App[str]):
             return
         self.query_one("#top").set_class(s.HasField("cell"), "cells")
         node = self.query_one("#node", Static)
-        node.border_title = f"this node {named(PeerId(clean(s.peer, 64)), clean(s.name, 20))}"
-        node.border_subtitle = clean(s.device, 30)
+        # The screen takes a plain str for markup, and these words come from outside.
+        name = named(PeerId(clean(s.peer, 64)), clean(s.name, 20))
+        node.border_title = Text(f"this node {name}")
+        node.border_subtitle = Text(clean(s.device, 30))
         node.set_class(not s.healthy, "trouble")
         node.update(_stack(node_lines(s, node.content_size.width)))
         why = self.query_one("#why", Static)
@@ -282,7 +285,8 @@ class Monitor(App[str]):
         why.update(why_lines(s))
         swarm = self.query_one("#swarm", Static)
         health = "healthy" if s.healthy else "degraded"
-        swarm.border_title = f"{clean(s.swarm.name, 14)} {clean(s.swarm.run_id, 64)[:6]} {health}"
+        run = clean(s.swarm.run_id, 64)[:6]
+        swarm.border_title = Text(f"{clean(s.swarm.name, 14)} {run} {health}")
         swarm.update(_stack(swarm_lines(s, answer)))
         loss = self.query_one("#loss", Static)
         title = "loss"
@@ -305,7 +309,7 @@ class Monitor(App[str]):
         if hidden > 0:
             more = f", +{hidden} more: arrow keys"
         table.border_title = f"peers ({len(answer.peers)}{more})"
-        table.border_subtitle = trouble[:70]
+        table.border_subtitle = Text(trouble[:70])
         at, cells = table.scroll_y, has_cells(answer)
         columns = WITH_CELLS if cells else COLUMNS
         table.clear(columns=len(columns) != len(table.columns))

@@ -1,6 +1,7 @@
 import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
+from typing import Any
 
 import pytest
 from textual.pilot import Pilot
@@ -52,6 +53,13 @@ def words(app: Monitor, box: str) -> str:
     return "\n".join(
         getattr(line, "plain", str(line)) for line in getattr(content, "renderables", [content])
     )
+
+
+def title_and_subtitle(app: Monitor, box: str) -> tuple[str, str]:
+    """Letters of a box's two titles on the screen."""
+    # The public attributes give markup, which textual does not always read back.
+    found: Any = app.query_one(box)
+    return str(found._border_title), str(found._border_subtitle)
 
 
 async def test_it_shows_node_swarm_curve_peers_and_events(window, app, pilot):
@@ -127,6 +135,24 @@ async def test_it_follows_the_daemon(window, app, pilot):
         pilot,
         lambda: any("news" in line.text for line in app.query_one("#events", RichLog).lines),
     )
+
+
+@pytest.mark.parametrize("words", ["see [/home/a]", "[@click=app.detach]leave[/]"])
+async def test_words_from_outside_are_no_markup(window, app, pilot, words):
+    said = training_snapshot(name=words, device=words)
+    said.digest_mismatches = 0
+    said.warnings.insert(0, words)
+    said.swarm.name = words
+    window.said = said
+    await until(pilot, lambda: title_and_subtitle(app, "#peers")[1] == words)
+    title, subtitle = title_and_subtitle(app, "#node")
+    assert words[:19] in title
+    assert subtitle == words
+    assert words[:13] in title_and_subtitle(app, "#swarm")[0]
+    await pilot.press("d")
+    question = app.screen.query_one(Static).content
+    assert f"Drain {words[:23]}" in str(question)
+    assert "[y] drain" in str(question)
 
 
 async def test_an_answer_during_shutdown_is_dropped(app):
