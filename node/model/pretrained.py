@@ -126,7 +126,8 @@ class Weights:
         if not isinstance(listed, dict):
             raise UsageFault(f"{index} has no weight_map", _AGAIN)
         for name, file in listed.items():
-            if not isinstance(file, str) or Path(file).name != file:
+            # A system call takes no name with a null byte or half a surrogate pair.
+            if not isinstance(file, str) or Path(file).name != file or not file.isprintable():
                 raise UsageFault(f"{index} names a file {str(file)[:80]!r}", _AGAIN)
             self._file_of[str(name)] = directory / file
 
@@ -161,8 +162,11 @@ class Weights:
     def _check_rows(self, settings: ModelSettings) -> None:
         if EMBEDDING not in self._file_of:
             return
-        with self._open(self._file_of[EMBEDDING]) as opened:
-            shape = list(opened.get_slice(EMBEDDING).get_shape())
+        try:
+            with self._open(self._file_of[EMBEDDING]) as opened:
+                shape = list(opened.get_slice(EMBEDDING).get_shape())
+        except SafetensorError as e:
+            raise UsageFault(f"cannot read {EMBEDDING} in {self.directory}: {e}", _AGAIN) from e
         if len(shape) == 2 and shape[0] != settings.vocab:
             raise UsageFault(
                 f"{self.directory}: the vocabulary has {settings.vocab} ids, and {EMBEDDING} has "

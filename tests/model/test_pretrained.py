@@ -211,10 +211,18 @@ def test_files_that_are_none_are_refused(llama: Path) -> None:
         (b"{}", "no weight_map"),
         (b'{"weight_map": {"a": "../../etc/passwd"}}', "names a file"),
         (b'{"weight_map": {"a": 3}}', "names a file"),
+        (b'{"weight_map": {"a": "a\\u0000b"}}', "names a file"),
+        (b'{"weight_map": {"a": "\\ud800"}}', "names a file"),
     ):
         index.write_bytes(raw)
         with pytest.raises(UsageFault, match=says):
             Weights(llama)
+    settings = settings_of(llama)
+    save_file({"a": torch.zeros(2)}, llama / "model-of-another.safetensors")
+    for file in ("model-of-another.safetensors", ".", ""):
+        index.write_text(json.dumps({"weight_map": dict.fromkeys(whole["weight_map"], file)}))
+        with pytest.raises(UsageFault, match=r"cannot read|names a file"):
+            Weights(llama).check(settings)
     config.write_bytes(b"[" * 100_000)
     with pytest.raises(UsageFault, match="no JSON"):
         model_of(llama)
