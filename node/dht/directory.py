@@ -4,6 +4,7 @@ bootstrap peers."""
 import asyncio
 import contextlib
 import math
+import random
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from node.core.errors import UsageFault, WireError
 from node.core.ids import PeerId, RunId, short
 from node.core.tasks import Tasks
 from node.dht import guard
-from node.dht.record import PeerBody, PeerEntry, Posting, peers_among
+from node.dht.record import DirectoryEntry, PeerBody, PeerEntry, Posting, peers_among
 from node.dht.record_store import Admit, Author, RecordStore, TopicStore
 from node.dht.room import NO_COMPANY, Company
 from node.dht.settings import DirectorySettings
@@ -52,6 +53,9 @@ ASKED_AFTER_S = (0.0, 2.0, 5.0)
 """Seconds between questions to a peer for its own record: it may just be about to post it."""
 ASKED_AT_ONCE = 64
 """Most peers that are asked for their own records at a time; the others are found by readings."""
+RENEWED = 2.0
+"""An established peer is asked for its own record when the one here holds for less than this number
+of refreshes: others that were near the key have not passed on its last ones."""
 FRESH_S = 0.5
 """A walk that posts a record asks as many nodes as a walk for a reading, and gets all records. So
 a reading that begins within these seconds of such a walk asks nobody."""
@@ -88,6 +92,7 @@ class Directory:
         max_up: float = 0.0,
     ) -> None:
         self.me = identity.peer_id
+        self._others = company
         self._settings, self._clock, self._journal = settings, clock, journal
         self._record_store = RecordStore(run_id, settings, self.me, admit, company=company)
         self._author = Author(identity, run_id, settings, admission)
@@ -182,6 +187,7 @@ class Directory:
             # would be stale.
             cache_on_store=False,
         )
+        node.landmarks = self._landmarks
         self._node = node
         self._p2p = p2p
         self._company = self._tasks.spawn(self._keep_company(p2p, node), "company", eternal=True)
@@ -203,25 +209,61 @@ class Directory:
     def ask(self, peer: PeerId) -> None:
         """Ask a connected peer for its own record, in the background. A reading may find it much
         later, where the nodes near the key are slow, or strangers."""
-        if peer in self._record_store or peer in self._asking:
+        known = peer in self._record_store or self._topics.knows(self._topic, peer)
+        if known or peer in self._asking:
             return
-        if len(self._asking) < ASKED_AT_ONCE:
-            self._asking.add(peer)
-            self._tasks.spawn(self._ask(peer), f"ask {short(peer)}")
-
-    async def _ask(self, peer: PeerId) -> None:
-        key = guard.own_key(self._record_store.key, peer)
         text = f"{short(peer)} is asked for its own record"
         self._rate_limit.emit(peer, "dht", "record-asked", text, "debug")
+        self._begin_to_ask(peer, ASKED_AFTER_S)
+
+    def _begin_to_ask(self, peer: PeerId, after_s: Sequence[float]) -> None:
+        if peer not in self._asking and len(self._asking) < ASKED_AT_ONCE:
+            self._asking.add(peer)
+            self._tasks.spawn(self._ask(peer, after_s), f"ask {short(peer)}")
+
+    async def _ask(self, peer: PeerId, after_s: Sequence[float]) -> None:
+        """Ask a peer for its own record after each of these pauses, until there is a newer one."""
+        known = self._newest(peer)
         try:
-            for pause_s in ASKED_AFTER_S:
+            for pause_s in after_s:
                 await asyncio.sleep(pause_s)
                 node = self._node
-                if node is None or peer in self._record_store:
+                if node is None or self._newest(peer) != known:
                     return
-                await _caught(node.protocol.call_find(PeerID.from_base58(peer), [key]))
+                names = {PEERS, self._topic}
+                keys = [
+                    guard.own_key(key_of(self._topics.run_id, name), peer) for name in sorted(names)
+                ]
+                await _caught(node.protocol.call_find(PeerID.from_base58(peer), keys))
         finally:
             self._asking.discard(peer)
+
+    def _newest(self, peer: PeerId) -> object:
+        """Numbers and expiries of the newest records of a peer."""
+        return self._record_store.newest(peer), self._topics.newest(self._topic, peer)
+
+    def _established(self) -> dict[PeerId, float]:
+        """Established peers with records here, and the Unix time at which each record expires."""
+        now = self._clock.wall()
+        known: dict[PeerId, DirectoryEntry[Any]] = {**self._topics.entries(self._topic, now)}
+        known |= self._record_store.entries(now)
+        known.pop(self.me, None)
+        return {
+            peer: entry.not_after for peer, entry in known.items() if self._others.established(peer)
+        }
+
+    def _landmarks(self) -> list[PeerID]:
+        """Bootstrap peers and established peers, by lot: of each address block one that is known to
+        answer, if any, then the others."""
+        known = (self._seeds.keys() | self._established().keys()) - {self.me}
+        drawn = [PeerID.from_base58(peer) for peer in random.sample(sorted(known), len(known))]
+        if self._node is not None:
+            answering = self._node.protocol.routing_table.peer_id_to_uid
+            drawn.sort(key=lambda peer: peer not in answering)
+        by_block: dict[str, PeerID] = {}
+        for peer in drawn:
+            by_block.setdefault(self._others.block(PeerId(peer.to_base58())), peer)
+        return list(dict.fromkeys([*by_block.values(), *drawn]))
 
     async def publish(self, body: PeerBody, times: float = 1.0, topic: str = PEERS) -> bool:
         """Post ``body`` under ``topic``, that of a cell or ``peers``, for ``times`` ``ttl_s``. The
@@ -329,10 +371,9 @@ class Directory:
         """False when no storage took it: not attached, or p2pd is down."""
         if (node := self._node) is not None:
             with contextlib.suppress(*_DOWN):
-                stored = await self._search(
-                    name, lambda: node.store(key, raw, expires, subkey=str(self.me)), anew=True
+                return await self._search(
+                    name, lambda: node.post(key, raw, expires, str(self.me)), anew=True
                 )
-                return bool(stored)
         return False
 
     async def _search(
@@ -358,9 +399,14 @@ class Directory:
 
     async def _refresh(self) -> None:
         """Post again what was not published again in time: whoever publishes may have to wait for
-        the DHT in between, longer than a record lives."""
+        the DHT in between, longer than a record lives. And ask established peers whose records are
+        about to expire."""
         while True:
             await asyncio.sleep(self._settings.refresh_s)
+            soon = self._clock.wall() + RENEWED * self._settings.refresh_s
+            for peer, expires in self._established().items():
+                if expires < soon:
+                    self._begin_to_ask(peer, (0.0,))
             idle = self._clock.now() - self._posted_at
             if self._body is not None and idle >= 2 * self._times * self._settings.refresh_s:
                 await self._post(self._body.pack())

@@ -21,6 +21,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, cast
 
@@ -75,7 +76,7 @@ STRANGER_BYTES = 1 << 12
 UNMET_RECORDS = 32
 """Records in an answer whose writers this peer has not met. A writer that exists is met by the
 peers that it dials, and they pass its record on. A member reads 16 KiB of such records from each of
-three nodes every few seconds, which a thin line can bear."""
+five nodes every few seconds, which a thin line can bear."""
 STRANGER_RECORDS = 64
 """Records in an answer to a stranger: enough to join by. A shorter answer stays as it is."""
 SURE_RECORDS = 8
@@ -124,14 +125,15 @@ def install() -> None:
 
 @lru_cache(maxsize=4096)  # every answer names some nodes, again and again the same
 def node_id_of(peer: PeerID) -> DHTID:
-    """Where a peer stands in the DHT: derived from its PeerId, so that nobody can choose a place
-    next to a key."""
+    """The place of a peer in the DHT: a hash of its PeerId, so that a peer has one place. Whoever
+    makes many keys finds some whose places are next to a key (:mod:`node.dht.walk`)."""
     return DHTID.generate(source=b"tutti/node/" + peer.to_bytes())
 
 
+@lru_cache(maxsize=4096)  # a node compares a question with the keys of all its own records
 def own_key(key: str, writer: str) -> DHTID:
     """The key of a node's own record among those of ``key``. Only that node gives it; nothing is
-    stored there."""
+    posted there."""
     return DHTID.generate(source=f"{key}/{writer}")
 
 
@@ -402,6 +404,16 @@ class _Bounded:
         return answer
 
 
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """A record that a store keeps from now on, packed. ``value`` None: it has lost its place."""
+
+    key: str
+    writer: str
+    value: bytes | None = None
+    expires: float = 0.0
+
+
 class EnvelopeValidator(RecordValidatorBase):
     """Lets through what the stores take: our signed records, under our keys and the signer's
     PeerId; nothing else.
@@ -420,14 +432,14 @@ class EnvelopeValidator(RecordValidatorBase):
         self._topics, self.door = topics, door
         self._record_store, self._clock, self._max_record = record_store, clock, max_record
         self._key = DHTID.generate(source=record_store.key).to_bytes()
-        self.evicted: list[tuple[str, str]] = []
-        """Keys and writers of records that lost their places to others since it was last
+        self.changes: list[_Change] = []
+        """Records that were kept, and records that lost their places to others, since it was last
         emptied."""
         record_store.on_drop = topics.on_drop = self._dropped
 
     def _dropped(self, key: str, writer: str, evicted: bool) -> None:
         if evicted:
-            self.evicted.append((key, writer))
+            self.changes.append(_Change(key, writer))
 
     def validate(self, record: DHTRecord) -> bool:
         """Return True for a record that may be stored and passed on."""
@@ -457,30 +469,43 @@ class EnvelopeValidator(RecordValidatorBase):
         if not isinstance(expires, float):
             raise WireError("a record without a time until which it is stored")
         now, source = self._clock.wall(), _source.get()
-        if record.key == self._key or self._is_own(record.key, writer, source):
+        key = self._record_store.key
+        if record.key == self._key or self._is_own(record.key, key, writer, source):
             self._check_bearer(source, writer, writer in self._record_store)
-            return self._record_store.offer(writer, raw, expires, now, source)
-        topic, sealed = unwrap(raw)
-        if record.key != DHTID.generate(source=key_of(self._topics.run_id, topic)).to_bytes():
-            raise WireError("not the key of this topic in this run")
-        self._check_bearer(source, writer, self._topics.knows(topic, writer))
-        return self._topics.offer(topic, writer, sealed, expires, now, source)
+            news = self._record_store.offer(writer, raw, expires, now, source)
+        else:
+            topic, sealed = unwrap(raw)
+            key = key_of(self._topics.run_id, topic)
+            under = DHTID.generate(source=key).to_bytes()
+            if record.key != under and not self._is_own(record.key, key, writer, source):
+                raise WireError("not the key of this topic in this run")
+            self._check_bearer(source, writer, self._topics.knows(topic, writer))
+            news = self._topics.offer(topic, writer, sealed, expires, now, source)
+        if news:
+            self.changes.append(_Change(key, writer, record.value, expires))
+        return news
 
-    def _is_own(self, key: bytes, writer: str, source: Source | None) -> bool:
-        """Return True for a record that this node has asked its writer for."""
+    def _is_own(self, asked: bytes, key: str, writer: str, source: Source | None) -> bool:
+        """Return True for a record under ``key`` that this node has asked its writer for."""
         if source is None or not source.asked or source.peer != writer:
             return False
-        return key == own_key(self._record_store.key, writer).to_bytes()
+        return asked == own_key(key, writer).to_bytes()
 
     def own(self, key: DHTID) -> Any:
         """A dictionary of the own record, if ``key`` asks for that, else None."""
+        for name, writer, raw, expires in self._own_records():
+            if key == own_key(name, writer):
+                found = DictionaryDHTValue()
+                found.store(writer, MSGPackSerializer.dumps(raw), expires)
+                return found
+        return None
+
+    def _own_records(self) -> Iterator[tuple[str, PeerId, bytes, float]]:
+        """The own records: key, writer, bytes and expiry."""
         own = self._record_store.own()
-        if own is None or key != own_key(self._record_store.key, own[0]):
-            return None
-        writer, raw, expires = own
-        found = DictionaryDHTValue()
-        found.store(writer, MSGPackSerializer.dumps(raw), expires)
-        return found
+        if own is not None:
+            yield self._record_store.key, *own
+        yield from self._topics.own()
 
     def _check_bearer(self, source: Source | None, writer: str, known: bool) -> None:
         """Raises NoRoom, before a signature is checked, when a peer stores too many records of
@@ -584,20 +609,21 @@ class SwarmProtocol(DHTProtocol):
                 if not self._validate_record(key, tag, value, expires):
                     return False
                 writer: Any = self.serializer.loads(tag)
-                return self._put(DHTID.from_bytes(key), writer, value, expires)
+                return self.keep(DHTID.from_bytes(key), writer, value, expires)
             dictionary: Any = self.serializer.loads(value)
             if not self._validate_dictionary(key, dictionary):
                 return False
             good = list(dictionary.items())
-            return all([self._put(DHTID.from_bytes(key), subkey, *item) for subkey, item in good])
+            return all([self.keep(DHTID.from_bytes(key), subkey, *item) for subkey, item in good])
         except (ValueError, TypeError, AttributeError, msgpack.UnpackException):
             return False
         finally:
-            self._forget_evicted()
+            self._follow_stores()
 
-    def _put(self, key: DHTID, writer: str, value: bytes, expires: float) -> bool:
-        """Store a record that was validated. hivemind's storage grows with every call until the
-        record expires, also when it keeps what it has, so it is not called for the same record."""
+    def keep(self, key: DHTID, writer: str, value: bytes, expires: float) -> bool:
+        """Pass on a record from now on that was validated, or is the own one. hivemind's storage
+        grows with every call until the record expires, also when it keeps what it has, so it is not
+        called for the same record."""
         held = self.storage.get(key)
         if held is not None and isinstance(held.value, DictionaryDHTValue):
             old = held.value.get(writer)
@@ -605,17 +631,21 @@ class SwarmProtocol(DHTProtocol):
                 return old.value == value
         return self.storage.store_subkey(key, writer, value, expires)
 
-    def _forget_evicted(self) -> None:
-        """Records without a place are not passed on either."""
-        evicted = self._validator.evicted
-        for key, writer in evicted:
-            held = self.storage.get(DHTID.generate(source=key))
+    def _follow_stores(self) -> None:
+        """Pass on what the stores keep, also what was read, and nothing without a place there."""
+        changes = self._validator.changes
+        for change in changes:
+            key = DHTID.generate(source=change.key)
+            if change.value is not None:
+                self.keep(key, change.writer, change.value, change.expires)
+                continue
+            held = self.storage.get(key)
             records: Any = None
             if held is not None:
                 records = held.value
             if isinstance(records, DictionaryDHTValue):
-                del records[writer]
-        evicted.clear()
+                del records[change.writer]
+        changes.clear()
 
     async def rpc_find(
         self, request: dht_pb2.FindRequest, context: P2PContext
@@ -652,10 +682,11 @@ class SwarmProtocol(DHTProtocol):
         answer = dht_pb2.FindResponse(results=[], peer=self.node_info)
         for key in map(DHTID.from_bytes, request.keys):
             result = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
-            records = self._validator.own(key)
             held = self.storage.get(key)
             if held is not None and isinstance(held.value, DictionaryDHTValue):
                 records = self._passed_on(held.value, asker, most)
+            else:
+                records = self._validator.own(key)
             if records is not None:
                 result = dht_pb2.FindResult(
                     type=dht_pb2.FOUND_DICTIONARY,
@@ -714,7 +745,7 @@ class SwarmProtocol(DHTProtocol):
         says."""
         with _from(self._door.source(peer, asked=True)):
             found = await super().call_find(peer, keys)
-        self._forget_evicted()
+        self._follow_stores()
         if found is None:
             return None
         answers: dict[Any, Any] = {}

@@ -6,7 +6,7 @@ it.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Generic
 
@@ -16,6 +16,7 @@ from node.dht.record import B, DirectoryEntry, PeerBody, Posting, unwrap, wrap
 from node.dht.room import NO_COMPANY, Company, NoRoom, Room, Source
 from node.dht.settings import DirectorySettings
 from node.dht.topics import MAX_POSTING, PEERS, key_of, most_writers
+from node.dht.topics import wrap as wrap_topic
 from node.identity.keys import Identity
 from node.identity.records import open_record, seal
 
@@ -298,6 +299,14 @@ class TopicStore:
         )
         made.on_drop = dropped
         return made
+
+    def own(self) -> Iterator[tuple[str, PeerId, bytes, float]]:
+        """The own records under topics: key, writer, the bytes as they are stored there, expiry."""
+        for topic in self._used:
+            records = self._topics.get(topic)
+            if records is not None and (own := records.own()) is not None:
+                writer, sealed, expires = own
+                yield key_of(self.run_id, topic), writer, wrap_topic(topic, sealed), expires
 
     def knows(self, topic: str, writer: str) -> bool:
         """Return True if a record of ``writer`` is kept under ``topic``."""

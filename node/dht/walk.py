@@ -5,10 +5,15 @@ under the key. In hivemind's walk a node that is gone counts as one of the neare
 others name it. It is waited for three seconds, records are posted to it for as long, and where most
 of the nearest are gone nobody else is asked. Here it is left after a moment, and the next one takes
 its place.
+
+Somebody who makes keys until eight of them are nearer to a key than every honest node leads all
+walks to these eight. So each walk and each post also goes to a few landmarks, nodes that are known
+from elsewhere.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection
+import itertools
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,6 +26,7 @@ from hivemind.p2p import PeerID
 
 from node.core.patience import Took
 from node.core.tasks import Tasks
+from node.dht.guard import node_id_of
 from node.identity.faults import PEERS_KEPT
 
 SOURCES = 3
@@ -29,6 +35,9 @@ nodes near the key. Each record is at five nodes, and the records of sixty peers
 cost both sides milliseconds of processor time."""
 PARALLEL = 4
 """Nodes of a walk that are asked at the same time."""
+LANDMARKS = 2
+"""Landmarks that a walk asks for records in addition, and that a post goes to. A record is posted
+again three times before it expires, each time to other landmarks."""
 STARTS = 3
 """A walk starts from this number of known nodes for each one that it looks for, because some may be
 gone."""
@@ -52,6 +61,8 @@ class Walk:
     """Number of nodes that may still give records."""
     gave: set[DHTID] = field(default_factory=set)
     """Nodes that were asked for records."""
+    landmarks: set[DHTID] = field(default_factory=set)
+    """Nodes that are asked for records wherever they stand, and do not count as sources."""
 
     def next(self) -> DHTID | None:
         """The node to ask next; None while there is none."""
@@ -90,20 +101,49 @@ class SwarmNode(DHTNode):
         self._took = Took()
         """Seconds in which nodes answered."""
         self._tasks = Tasks("walk")
+        self.landmarks: Callable[[], Iterable[PeerID]] = tuple
+        """Returns the nodes that are known from elsewhere, the best ones first."""
 
     async def read(self, key: str) -> None:
         """Bring the records under a key to this node's stores."""
         await self.walk(DHTID.generate(source=key))
+
+    async def post(self, key: str, raw: bytes, expires: float, writer: str) -> bool:
+        """Store a record of this node at the nodes nearest to ``key`` and at landmarks, until
+        ``expires`` (Unix seconds). Returns False if no node near the key took it. Raises
+        ConnectionError if none of the nodes that were asked answers."""
+        place = DHTID.generate(source=key)
+        packed = self.protocol.serializer.dumps(raw)
+        calls = [
+            self._tasks.spawn(
+                self.protocol.call_store(peer, [place], [packed], [expires], [writer]), "landmark"
+            )
+            for peer in self._usable_landmarks().values()
+        ]
+        stored = await self.store(key, raw, expires, subkey=writer)
+        # Also where other nodes are nearer: who knows this one as a landmark asks it.
+        self.protocol.keep(place, writer, packed, expires)
+        if calls:
+            await asyncio.wait(calls, timeout=self._patience_s)
+        return bool(stored)
 
     async def walk(self, key: DHTID) -> Walk:
         """Ask the nodes nearest to ``key``, the first ones with records also for these."""
         table = self.protocol.routing_table
         most = self.protocol.bucket_size
         starts = table.get_nearest_neighbors(key, STARTS * most, exclude=self.node_id)
-        walk = Walk(key, most, self._filter_blacklisted(dict(starts)))
+        landmarks = self._usable_landmarks()
+        known = self._filter_blacklisted(dict(starts)) | landmarks
+        walk = Walk(key, most, known, asked=set(landmarks), landmarks=set(landmarks))
         pending = dict[asyncio.Task[dict[DHTID, PeerID] | None], DHTID]()
+        for landmark in landmarks:
+            pending[self._tasks.spawn(self._ask(walk, landmark), "ask")] = landmark
         while True:
-            while len(pending) < PARALLEL and (node := walk.next()) is not None:
+            # A slow landmark takes no turn of the walk.
+            while len(set(pending.values()) - walk.landmarks) < PARALLEL:
+                node = walk.next()
+                if node is None:
+                    break
                 walk.asked.add(node)
                 pending[self._tasks.spawn(self._ask(walk, node), "ask")] = node
             if not pending:
@@ -151,9 +191,10 @@ class SwarmNode(DHTNode):
         without an answer."""
         key = walk.key
         peer = walk.known[node]
-        source = walk.sources > 0 or node in walk.answered
+        extra = node in walk.landmarks or node in walk.answered
+        source = walk.sources > 0 and not extra
         walk.sources -= source
-        if source:
+        if source or extra:
             walk.gave.add(node)
         else:
             # Ids that differ in the last bit are near the same nodes, and nothing is stored there.
@@ -173,6 +214,11 @@ class SwarmNode(DHTNode):
         # A node that is far from the key has no records, and is no source.
         walk.sources += source and not records
         return named
+
+    def _usable_landmarks(self) -> dict[DHTID, PeerID]:
+        """The landmarks of a walk or of a post, without those that did not answer lately."""
+        usable = (peer for peer in self.landmarks() if peer not in self.blacklist)
+        return {node_id_of(peer): peer for peer in itertools.islice(usable, LANDMARKS)}
 
     @property
     def _patience_s(self) -> float:

@@ -1,21 +1,27 @@
 """Walks through a DHT of many nodes on loopback, of which no node knows all others."""
 
 import asyncio
+import dataclasses
 import hashlib
+import itertools
+import math
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 from hivemind.dht.routing import DHTID
+from hivemind.dht.storage import DictionaryDHTValue
 from hivemind.p2p import PeerID
+from hivemind.proto import dht_pb2
 
 from node.core.clock import SystemClock
-from node.core.ids import CellId, RunId
+from node.core.ids import CellId, PeerId, RunId
 from node.dht.directory import Directory
 from node.dht.guard import node_id_of
+from node.dht.room import NO_COMPANY, Company
 from node.dht.settings import DirectorySettings
-from node.dht.topics import cell_topic, key_of
-from node.dht.walk import Walk
+from node.dht.topics import PEERS, cell_topic, key_of
+from node.dht.walk import LANDMARKS, Walk
 from node.identity.keys import Identity
 from node.telemetry.events import Journal
 from testbed.networks.loopback import LoopbackP2P, multiaddr_of
@@ -26,8 +32,54 @@ CELL = CellId("5" * 16)
 TOPIC = cell_topic(CELL)
 PATIENT = DirectorySettings(refresh_s=600.0, ttl_s=500.0, lookup_timeout_s=600.0)
 NODES, MEMBERS = 32, 6
+LIARS = 8
+"""Nodes that lie, as many as a walk looks for."""
 FAR = 4
 """Nodes that a reader still knows, more than the sources of a walk."""
+
+
+def numbered_identity(name: str) -> Identity:
+    return Identity.of_seed(hashlib.sha256(name.encode()).digest())
+
+
+def ground(key: DHTID, others: list[Identity], count: int) -> list[Identity]:
+    """Identities of nodes that are nearer to a key than all others."""
+
+    def distance(identity: Identity) -> int:
+        return key.xor_distance(node_id_of(PeerID.from_base58(identity.peer_id)))
+
+    nearest = min(map(distance, others))
+    made = (numbered_identity(f"ground {number}") for number in itertools.count())
+    return list(itertools.islice((one for one in made if distance(one) < nearest), count))
+
+
+def lie(directories: list[Directory]) -> None:
+    """Let these nodes give no records but their own, and name no nodes but themselves."""
+    liars = {directory.me for directory in directories}
+
+    def of_liars(protocol: Any) -> Callable[..., Any]:
+        truth = protocol._answer
+
+        def answer(*asked: Any) -> Any:
+            told = truth(*asked)
+            for result in told.results:
+                if result.type == dht_pb2.FOUND_DICTIONARY:
+                    records = DictionaryDHTValue()
+                    for writer, record in protocol.serializer.loads(result.value).items():
+                        if writer in liars:
+                            records.store(writer, *record)
+                    result.value = protocol.serializer.dumps(records)
+                del result.nearest_node_ids[:], result.nearest_peer_ids[:]
+                for peer in map(PeerID.from_base58, liars):
+                    result.nearest_node_ids.append(node_id_of(peer).to_bytes())
+                    result.nearest_peer_ids.append(peer.to_bytes())
+            return told
+
+        return answer
+
+    for directory in directories:
+        protocol: Any = directory._node.protocol
+        protocol._answer = of_liars(protocol)
 
 
 class Crowd:
@@ -38,13 +90,22 @@ class Crowd:
         self.p2ps: list[LoopbackP2P] = []
         self.directories: list[Directory] = []
 
-    async def join(self) -> Directory:
+    async def join(
+        self,
+        identity: Identity | None = None,
+        seed: PeerId | None = None,
+        settings: DirectorySettings = PATIENT,
+        company: Company = NO_COMPANY,
+    ) -> Directory:
+        """Let a node join. ``seed``: the node whose address it knows; None: the founder."""
         number = len(self.identities)
-        identity = Identity.of_seed(hashlib.sha256(f"walker {number}".encode()).digest())
+        identity = identity or numbered_identity(f"walker {number}")
         p2p = LoopbackP2P(identity.peer_id)
         await p2p.start()
-        directory = Directory(identity, PATIENT, SystemClock(), RUN, Journal())
+        directory = Directory(identity, settings, SystemClock(), RUN, Journal(), company=company)
         seeds = [multiaddr_of(first.peer_id) for first in self.identities[:1]]
+        if seed is not None:
+            seeds = [multiaddr_of(seed)]
         self.identities.append(identity)
         self.p2ps.append(p2p)
         self.directories.append(directory)
@@ -67,12 +128,17 @@ class Crowd:
 
 
 @pytest.fixture
-async def crowd() -> AsyncIterator[Crowd]:
+async def nobody() -> AsyncIterator[Crowd]:
     made = Crowd()
-    for _ in range(NODES):
-        await made.join()
     yield made
     await made.close()
+
+
+@pytest.fixture
+async def crowd(nobody) -> Crowd:
+    for _ in range(NODES):
+        await nobody.join()
+    return nobody
 
 
 @pytest.fixture
@@ -158,3 +224,64 @@ async def test_nodes_that_do_not_answer_hold_up_neither_a_post_nor_a_reading(cro
         found = await reader.read(TOPIC)
     assert {member.me for member in members} <= set(found)
     assert found[members[0].me].body.name == "n1"
+
+
+@pytest.mark.parametrize("topic", [PEERS, TOPIC])
+async def test_liars_that_made_keys_next_to_a_topic_hide_nobody(
+    crowd, body, topic, monkeypatch
+) -> None:
+    """Neither from the members nor from a newcomer that knows the address of one of them."""
+    # A reading asks, however late the post before.
+    monkeypatch.setattr("node.dht.directory.FRESH_S", -1.0)
+    honest = list(crowd.directories)
+    key = DHTID.generate(source=key_of(RUN, topic))
+    liars = [await crowd.join(who) for who in ground(key, crowd.identities, LIARS)]
+    lie(liars)
+    for directory in (*liars, *honest):
+        assert await directory.publish(body(0), topic=topic)
+    everybody = {directory.me for directory in honest}
+    for member in honest:
+        assert everybody <= set(await member.read(topic))
+    newcomer = await crowd.join(seed=honest[-1].me)
+    assert everybody <= set(await newcomer.read(topic))
+
+
+@pytest.mark.parametrize("topic", [PEERS, TOPIC])
+async def test_a_peer_that_this_one_works_with_is_asked_for_its_record_before_it_expires(
+    nobody, body, topic, monkeypatch
+) -> None:
+    """Its later posts may be found nowhere."""
+    monkeypatch.setattr("node.dht.directory.RENEWED", math.inf)  # all records are about to expire
+    colleagues = set[PeerId]()
+    settings = dataclasses.replace(PATIENT, refresh_s=0.01)
+    colleague = await nobody.join()
+    stranger = await nobody.join()
+    member = await nobody.join(settings=settings, company=Company(colleagues.__contains__))
+    for directory in nobody.directories:
+        assert await directory.publish(body(0), topic=topic)
+    assert {colleague.me, stranger.me} < set(await member.read(topic))
+    before = {directory: member._newest(directory.me) for directory in (colleague, stranger)}
+    for directory in before:
+        node, directory._node = directory._node, None
+        assert not await directory.publish(body(1), topic=topic)
+        directory._node = node
+    colleagues.add(colleague.me)
+    await eventually(lambda: member._newest(colleague.me) != before[colleague])
+    assert member._newest(stranger.me) == before[stranger]
+
+
+def test_landmarks_in_different_address_blocks_come_first() -> None:
+    blocks = {numbered_identity(f"seed {number}").peer_id: "near" for number in range(9)}
+    other = numbered_identity("another seed").peer_id
+    blocks[other] = "far"
+    directory = Directory(
+        numbered_identity("me"),
+        PATIENT,
+        SystemClock(),
+        RUN,
+        Journal(),
+        company=Company(block=blocks.__getitem__),
+    )
+    directory.meet([multiaddr_of(peer) for peer in blocks])
+    for _ in range(20):  # drawn by lot among each block's
+        assert PeerID.from_base58(other) in directory._landmarks()[:LANDMARKS]
