@@ -54,8 +54,12 @@ def fields_of(c: Mapping[str, Any], directory: Path) -> tuple[dict[str, Any], in
     try:
         most = c.get("max_position_embeddings") or SEQ_LEN
         rope = rope_fields(c, most)
-        if c.get("sliding_window") and c.get("use_sliding_window", kind == "mistral"):
-            most = min(most, c["sliding_window"])
+        usual_window = None
+        if kind == "mistral":
+            usual_window = 4096
+        window = c.get("sliding_window", usual_window)
+        if window and c.get("use_sliding_window", kind == "mistral"):
+            most = min(most, window)
         usual_width = 0
         if kind == "qwen3":
             usual_width = 128

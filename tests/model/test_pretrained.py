@@ -119,6 +119,8 @@ LONG = {"max_position_embeddings": 1 << 17}
         ({}, 64, 64),
         (LONG, SEQ_LEN, 1 << 17),
         (LONG | {"model_type": "mistral", "sliding_window": 32}, 32, 32),
+        (LONG | {"model_type": "mistral", "sliding_window": None}, SEQ_LEN, 1 << 17),
+        (LONG | {"model_type": "mistral", "sliding_window": "gone"}, SEQ_LEN, 4096),
         (
             LONG | {"model_type": "qwen2", "sliding_window": 32, "use_sliding_window": False},
             SEQ_LEN,
