@@ -15,7 +15,7 @@ that goes on, which the leader makes.
 """
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from node.core.ids import PeerId
@@ -197,6 +197,15 @@ class Incumbents:
         if self._answered is not None and self._answered[0] == peer:
             self._answered = None
 
+    def keep(self, admitted: Callable[[PeerId], bool]) -> None:
+        """Forget the peers that are not ``admitted``."""
+        known = {*self._said}
+        if self._answered is not None:
+            known.add(self._answered[0])
+        for peer in known:
+            if not admitted(peer):
+                self.no_longer(peer)
+
     def at(self, now: float) -> set[PeerId]:
         """Peers that lead at ``now`` by these signs."""
         leads = {p for p, at in self._said.items() if now - at < SAID_S}
@@ -327,6 +336,10 @@ class Election:
     def answered(self, peer: PeerId, now: float) -> None:
         """``peer`` accepted a heartbeat as the leader."""
         self._incumbents.answered(peer, now)
+
+    def keep(self, admitted: Callable[[PeerId], bool]) -> None:
+        """Only ``admitted`` peers may lead: of others forget that they said so, or answered."""
+        self._incumbents.keep(admitted)
 
     def says(self, peer: PeerId, now: float) -> None:
         """``peer`` says that it leads, so it lives too."""

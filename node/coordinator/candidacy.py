@@ -61,6 +61,7 @@ class Candidacy:
         counts = self._admission.trust.counts
         if not all(map(counts, follows)):
             follows = {p: leader for p, leader in follows.items() if counts(p)}
+        self.election.keep(self._admission.may_lead)
         self.election.see(ends, follows, self.follows, order, known)
         leads = self._leading.leader is not None
         self.leader = self.election.leader(self._kit.clock.now(), able=self.able, leads=leads)

@@ -1,6 +1,5 @@
 """A run in which the owner admits leaders: only those lead, and all others take part as ever."""
 
-from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +37,7 @@ class Chosen(PlayedSwarm):
     """A swarm in which only `leaders` may lead."""
 
     def __init__(
-        self, setup: Setup, leaders: Collection[PeerId], make: MachineFactory | None = None
+        self, setup: Setup, leaders: set[PeerId], make: MachineFactory | None = None
     ) -> None:
         self.leaders = leaders
         super().__init__(setup, 1, make)
@@ -109,3 +108,14 @@ def test_nobody_follows_who_claims_it_nevertheless() -> None:
     swarm.world.run(30.0, None)
     assert swarm.peers[FIRST].training.leader is not None, "it takes itself for the leader"
     assert swarm.led() == {"": {"e00-001"}}
+
+
+def test_nobody_follows_any_longer_who_leads_on_without_admission() -> None:
+    swarm = Chosen(ONE, {FIRST, PeerId("e00-001")}, MachineFactory(services=claims_to_lead))
+    swarm.world.run(15.0, None)
+    assert swarm.led() == {"": {FIRST}}
+    swarm.watch.one_fault.fault("lie")
+    swarm.leaders.remove(FIRST)
+    swarm.world.run(30.0, None)
+    assert swarm.peers[FIRST].training.leader is not None, "it takes itself for the leader"
+    assert swarm.led(20.0) == {"": {"e00-001"}}

@@ -18,13 +18,13 @@ from node.consensus.election import (
     Election,
     Sighting,
 )
-from node.core.ids import PeerId
 from node.consensus.rules import ChangeStatus, Rules, mark
 from node.consensus.terms import Terms
 from node.consensus.trust import Trust
 from node.coordinator.candidacy import Candidacy
-
+from node.core.ids import PeerId
 from testbed.fakes.clock import VirtualClock
+
 A, B, C, D = (PeerId(p) for p in "ABCD")
 LATE = 100.0
 
@@ -83,6 +83,16 @@ def test_a_peer_that_does_not_vote_lets_voters_take_over() -> None:
     assert voter.leader(LATE, able=True, leads=False) == B
     voter.shun(B, LATE + 1)
     assert voter.leader(LATE + 1, able=True, leads=False) == D, "at once"
+
+
+def test_who_may_no_longer_lead_is_not_the_leader_whatever_it_says() -> None:
+    e = election(D, A=HERE, B=HERE, C=LEADS)
+    e.says(A, LATE)
+    e.answered(B, LATE)
+    e.see({C: LEADS})
+    for barred, leader in ((D, A), (A, B), (B, C)):
+        e.keep(lambda peer, barred=barred: peer != barred)
+        assert e.leader(LATE, able=False, leads=False) == leader
 
 
 def test_a_silent_leader_returns_only_with_a_newer_record() -> None:
