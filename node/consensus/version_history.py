@@ -27,20 +27,26 @@ class VersionHistory:
         self.versions: deque[tuple[Version, int]] = deque(maxlen=PAST)
         """Versions with the tokens counted until then, the newest first."""
         self.given_up_epochs = self.given_up_tokens = 0
+        self._given_up: Version | None = None
+        """The version whose loss was counted last, until an epoch begins here."""
 
     def stood(self, version: Version, tokens: int) -> None:
         """This peer has begun an epoch from ``version``."""
         while self.versions and self.versions[0][0].epoch >= version.epoch:
             self.versions.popleft()  # undone since
         self.versions.appendleft((version, tokens))
+        self._given_up = None
 
     def give_up(
         self, at: Version, tokens: int, theirs: Sequence[tuple[Version, int]]
     ) -> GivenUp | None:
         """The cell goes on with the history ``theirs`` (versions with tokens, the newest first)
         instead of from ``at``, which this peer held with ``tokens`` counted. Count and return the
-        loss; None if ``at`` is part of that history. Raises LookupError if ``at`` belongs to no
+        loss; None if ``at`` is part of that history, or its loss is counted already: this peer may
+        listen to many plans before it begins an epoch. Raises LookupError if ``at`` belongs to no
         history in ``theirs``."""
+        if at == self._given_up:
+            return None
         known = {version for version, _ in theirs}
         if at in known:
             return None  # only behind: nothing is lost
@@ -54,6 +60,7 @@ class VersionHistory:
             )
         version, counted = common
         lost = GivenUp(version.epoch, at.epoch - version.epoch, max(0, tokens - counted))
+        self._given_up = at
         self.given_up_epochs += lost.epochs
         self.given_up_tokens += lost.tokens
         return lost

@@ -48,6 +48,17 @@ def test_losses_add_up() -> None:
     assert lost(past) == (4, 400)
 
 
+def test_a_loss_is_counted_once_however_many_plans_a_peer_listens_to() -> None:
+    past = history(version(2), version(3, "b"))
+    at = version(4, "b")
+    for newest in (9, 10):
+        found = past.give_up(at, 400, rows(version(newest), version(2)))
+        assert (found is not None) is (newest == 9)
+        assert lost(past) == (2, 200)
+    past.stood(version(3, "b"), 300)
+    assert past.give_up(at, 400, rows(version(20), version(2))) == GivenUp(2, 2, 200)
+
+
 def test_a_loss_of_tokens_is_never_negative() -> None:
     past = history(version(2))
     found = past.give_up(version(3, "b"), 150, rows(version(9), version(2)))
