@@ -208,21 +208,35 @@ def siege(root: Path, ground: Ground) -> Iterator[Siege]:
     # Tensors in shared memory are not sent, so the cap would not bound them.
     capped = (f"transport.max_up={ground.up}", "transport.shared_memory=off")
     box = Box(root, settings=("checkpoint.every=5", *capped), forks=Forks(MODULE))
-    quiet = {"training__epochs": 100_000, "training__eval_every": 0}
     try:
-        changes = dict(ground.changes)
-        peers = box.swarm(ground.nodes, **quiet, training__rebalance_every_s=0.0, **changes)
-        for peer in peers:
-            peer.start()
+        peers = start_members(box, ground)
         box.until_training(*peers)
         box.goes_on(3, 2 * START_S)
         time.sleep(RIPE_S)
-        invite = box.tutti("swarm", "invite", home=peers[0].home)
-        if invite.returncode:
-            raise RuntimeError(f"no invite: {invite.stderr}")
-        yield Siege(box, peers, invite.stdout.strip(), capped)
+        yield Siege(box, peers, box.invite(peers[0]), capped)
     finally:
         box.clean_up()
+
+
+def start_members(box: Box, ground: Ground) -> list[Peer]:
+    """Start the members of a swarm and return them. Those of a private run join by an invite of its
+    owner, which starts before them. Raises Hang."""
+    quiet = {"training__epochs": 100_000, "training__eval_every": 0}
+    changes = dict(ground.changes)
+    peers = box.swarm(ground.nodes, **quiet, training__rebalance_every_s=0.0, **changes)
+    if changes.get("swarm__admission") == "invite":
+        owner = peers[0].start()
+        box.wait("an owner that answers", lambda: owner.status().state, START_S, (owner,))
+        invite = box.invite(owner)
+        settings = [word for one in box.settings for word in ("--set", one)]
+        for place, peer in enumerate(peers[1:], start=1):
+            stage = peer.label.split("-")[1]
+            words = ("--role", "stage", "--stage", stage, *settings)
+            peers[place] = box.invited(peer.label, invite, *words).start()
+        return peers
+    for peer in peers:
+        peer.start()
+    return peers
 
 
 # ------------------------------------------------------------ minutes

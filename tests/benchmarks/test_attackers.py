@@ -25,6 +25,7 @@ from benchmarks.strangers.watched import blocked
 from node.core.errors import UsageFault
 from node.reach.secure import make_certificate
 from node.transport.auth import TOKEN_KEY
+from testbed.daemons.fleet import Box, Peer
 
 METHOD = "/tutti.v1.Training/Tell"
 
@@ -209,6 +210,25 @@ def test_a_row_that_could_not_be_judged_shows_in_the_exit_code(monkeypatch) -> N
     assert report.end(None) == UNJUDGED
     report.add("memory", 9, "MiB", "", "at most 8", holds=False)
     assert report.end(None) == 1
+
+
+@pytest.mark.parametrize("ground", ["open", "private"])
+def test_members_of_a_private_run_join_by_an_invite_of_its_owner(
+    monkeypatch, tmp_path, ground: str
+) -> None:
+    started: list[str] = []
+
+    def start(peer: Peer) -> Peer:
+        started.append(peer.child.arguments[0])
+        return peer
+
+    monkeypatch.setattr(Peer, "start", start)
+    monkeypatch.setattr(Box, "wait", lambda *_: None)
+    monkeypatch.setattr(Box, "invite", lambda box, giver: "INVITE")
+    peers = siege.start_members(Box(tmp_path), GROUNDS[ground])
+    others = "join" if ground == "private" else "start"
+    assert started == ["start", *[others] * (len(peers) - 1)]
+    assert [peer.child.arguments[0] for peer in peers] == started
 
 
 def test_records_of_cells_that_are_read_are_measured() -> None:
