@@ -57,6 +57,11 @@ _SPLITS = {
     _CONTRACTIONS + _WORDS % r"\p{N}": "qwen2",
 }
 """Patterns by which byte-level tokenizers split text, and llama.cpp's name of each."""
+_SPACE = "\u2581"
+"""Character that stands for a space in the pieces of a tokenizer of Llama 2's kind."""
+_PREPENDED = {"type": "Prepend", "prepend": _SPACE}
+_REPLACED = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+"""Its two normalizers: a space before the text, the character for every space."""
 _LARGEST = 65504.0
 """Largest number of f16."""
 _OTHER = (
@@ -254,11 +259,16 @@ def _add_tokenizer(
     if pieces:
         writer.add_tokenizer_model("llama")
         writer.add_tokenizer_pre("default")
+        writer.add_add_space_prefix(_prefixes_space(body))
         # Pieces that were merged earlier have smaller ids, and are preferred.
         writer.add_token_scores([-float(i) for i in range(settings.vocab)])
         if unknown in ids:
             types[ids[unknown]] = int(TokenType.UNKNOWN)
     else:
+        changes = _normalizers(body)
+        # Qwen2 composes characters, and llama.cpp reads its text as it is.
+        if changes not in ([], [{"type": "NFC"}]):
+            raise _changes_text(changes)
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre(_split(body.get("pre_tokenizer"), merges))
     writer.add_token_list(tokens)
@@ -284,12 +294,42 @@ def _add_roles(writer: Any, extras: Extras, ids: Mapping[str, int], unknown: str
             add(found)
 
 
+def _prefixes_space(body: Mapping[str, Any]) -> bool:
+    """Return True if a tokenizer of Llama 2's kind puts a space before a text. Raises UsageFault
+    for one that changes or splits text otherwise than llama.cpp does."""
+    steps = _normalizers(body)
+    pre = body.get("pre_tokenizer") or {}
+    if not pre and steps in ([_PREPENDED, _REPLACED], [_REPLACED]):
+        return _PREPENDED in steps
+    plain = {"type": "Metaspace", "replacement": _SPACE, "split": False}
+    scheme = pre.get("prepend_scheme")
+    if not steps and plain.items() <= pre.items() and scheme in ("first", "always", "never"):
+        return scheme != "never"
+    raise _changes_text([*steps, pre])
+
+
+def _normalizers(body: Mapping[str, Any]) -> list[Any]:
+    normalizer = body.get("normalizer")
+    if not normalizer:
+        return []
+    return list(normalizer.get("normalizers", [normalizer]))
+
+
+def _changes_text(steps: Sequence[Any]) -> UsageFault:
+    kinds = [step.get("type") for step in steps if step]
+    return UsageFault(f"--gguf does not know how this tokenizer changes text: {kinds}", _OTHER)
+
+
 def _split(pre: Any, merges: Sequence[str]) -> str:
     """llama.cpp's name for how a byte-level tokenizer splits text before it merges bytes."""
     steps = []
     if isinstance(pre, dict):
         steps = pre.get("pretokenizers", [pre])
     kinds = [step.get("type") for step in steps]
+    if any(step.get("add_prefix_space") for step in steps):
+        raise UsageFault(
+            "--gguf writes no byte-level tokenizer that puts a space before a text", _OTHER
+        )
     by_words = True
     if steps:
         by_words = steps[-1].get("use_regex", True)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from node.app.export.merging import merge_adapters
 from node.core.errors import UsageFault
@@ -207,6 +207,65 @@ def test_gguf_is_read_back_with_equal_logits(
     assert np.all(np.asarray(fields["tokenizer.ggml.token_type"].contents()[259:]) == 5)
 
 
+def pieces(normalizer: Any, pre: Any = None) -> bytes:
+    """A tokenizer.json of Llama 2's kind, with this normalizer and pre-tokenizer."""
+    vocab = {"<unk>": 0, "<s>": 1, "</s>": 2} | {f"<0x{i:02X}>": 3 + i for i in range(256)}
+    vocab |= {"\u2581": 259, "a": 260, "\u2581a": 261}
+    made = Tokenizer(models.BPE(vocab, [("\u2581", "a")], byte_fallback=True, unk_token="<unk>"))
+    if normalizer is not None:
+        made.normalizer = normalizer
+    if pre is not None:
+        made.pre_tokenizer = pre
+    return made.to_str().encode()
+
+
+PREPENDED = normalizers.Prepend("\u2581")
+REPLACED = normalizers.Replace(" ", "\u2581")
+
+
+@pytest.mark.parametrize(
+    ("normalizer", "pre", "prefixed"),
+    [
+        (normalizers.Sequence([PREPENDED, REPLACED]), None, True),
+        (normalizers.Sequence([REPLACED]), None, False),
+        (REPLACED, None, False),
+        (None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False), True),
+        (None, pre_tokenizers.Metaspace(prepend_scheme="never", split=False), False),
+    ],
+)
+def test_gguf_says_whether_a_text_begins_with_a_space(
+    normalizer: Any, pre: Any, prefixed: bool, saved: Path, tmp_path: Path
+) -> None:
+    gguf = pytest.importorskip("gguf")
+    settings = ModelSettings(**model_of(saved)[0])
+    file = pieces(normalizer, pre)
+    given = TokenizerFiles({}, file)
+    out = exported(tmp_path / "out", settings, whole(saved, settings), given=given, gguf=True)
+    fields = gguf.GGUFReader(out / GGUF).fields
+    assert fields["tokenizer.ggml.add_space_prefix"].contents() is prefixed
+    first = Tokenizer.from_str(file.decode()).encode("a").tokens
+    assert first == (["\u2581a"] if prefixed else ["a"])
+
+
+@pytest.mark.parametrize(
+    ("file", "said"),
+    [
+        (pieces(normalizers.Sequence([normalizers.Lowercase(), REPLACED])), "'Lowercase'"),
+        (pieces(REPLACED, pre_tokenizers.Whitespace()), "'Whitespace'"),
+        (pieces(None, pre_tokenizers.Metaspace()), "'Metaspace'"),
+        (pieces(None), r"changes text: \[\]"),
+    ],
+)
+def test_gguf_refuses_pieces_of_another_text(
+    file: bytes, said: str, saved: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("gguf")
+    settings = ModelSettings(**model_of(saved)[0])
+    given = TokenizerFiles({}, file)
+    with pytest.raises(UsageFault, match=said):
+        exported(tmp_path / "out", settings, whole(saved, settings), given=given, gguf=True)
+
+
 def test_gguf_refuses_what_it_cannot_say(saved: Path, tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     settings = ModelSettings(**model_of(saved)[0])
@@ -233,6 +292,16 @@ def test_gguf_refuses_what_it_cannot_say(saved: Path, tmp_path: Path) -> None:
     strange = replace(given, tokenizer_json=json.dumps(body).encode())
     with pytest.raises(UsageFault, match="splits text"):
         exported(tmp_path / "out", settings, whole(saved, settings), given=strange, gguf=True)
+    body = json.loads(given.tokenizer_json or b"")
+    body["normalizer"] = {"type": "Lowercase"}
+    lower = replace(given, tokenizer_json=json.dumps(body).encode())
+    with pytest.raises(UsageFault, match="changes text: .'Lowercase'"):
+        exported(tmp_path / "out", settings, whole(saved, settings), given=lower, gguf=True)
+    body["normalizer"] = {"type": "NFC"}
+    body["pre_tokenizer"]["add_prefix_space"] = True
+    spaced = replace(given, tokenizer_json=json.dumps(body).encode())
+    with pytest.raises(UsageFault, match="puts a space before a text"):
+        exported(tmp_path / "out", settings, whole(saved, settings), given=spaced, gguf=True)
     large = whole(saved, settings) | {"lm_head.weight": torch.full((264, 32), 1e6)}
     with pytest.raises(UsageFault, match="f16 cannot hold"):
         exported(tmp_path / "out", settings, large, given=given, gguf=True)
