@@ -46,7 +46,7 @@ from node.model.files import (
     is_shard,
     shard_name,
 )
-from node.model.gguf_file import gguf_bytes, write_gguf
+from node.model.gguf_file import check_gguf, gguf_bytes, write_gguf
 from node.model.pretrained import fields_of
 from node.model.rope import rope_config
 from node.model.settings import ModelSettings
@@ -336,6 +336,12 @@ class Export:
         Raises as :func:`check_place`."""
         clear_up(self.directory)
         check_place(self.directory, self.needed)
+
+    def check_extras(self, extras: Extras) -> None:
+        """Check that the model can be written as GGUF with this tokenizer, if it is to be. Raises
+        UsageFault."""
+        if self._gguf:
+            check_gguf(self._settings, extras)
 
     def open(self) -> None:
         """Make the hidden directory and the file of tensors. Raises as :func:`check_place` too."""

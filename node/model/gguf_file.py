@@ -83,6 +83,11 @@ def gguf_bytes(shape: Sequence[int]) -> int:
     return math.prod(shape) * np.dtype(_number_type(shape)).itemsize
 
 
+def check_gguf(settings: ModelSettings, extras: Extras) -> None:
+    """Raise UsageFault as :func:`write_gguf` does, but for the numbers."""
+    _begun(None, settings, extras)
+
+
 def write_gguf(path: Path, settings: ModelSettings, files: Sequence[Path], extras: Extras) -> int:
     """Write the model with the tensors in the safetensors ``files``. Returns the file's bytes.
     Tensors are read one at a time. Blocks on the disk.
@@ -90,14 +95,8 @@ def write_gguf(path: Path, settings: ModelSettings, files: Sequence[Path], extra
     Raises UsageFault without the package, for numbers that f16 cannot hold, and for a tokenizer or
     a rotary embedding that llama.cpp does not have; OSError where the disk fails.
     """
-    check_library()
-    from gguf import GGUFWriter
-
-    writer = GGUFWriter(path, architecture(settings))
+    writer = _begun(path, settings, extras)
     try:
-        _describe(writer, settings)
-        if TOKENIZER in extras.files:
-            _tokenizer(writer, settings, extras)
         for name, tensor in _tensors(settings, files):
             shape = tuple(tensor.shape)
             kind = np.dtype(_number_type(shape))
@@ -110,6 +109,18 @@ def write_gguf(path: Path, settings: ModelSettings, files: Sequence[Path], extra
     finally:
         writer.close()
     return path.stat().st_size
+
+
+def _begun(path: Path | None, settings: ModelSettings, extras: Extras) -> Any:
+    """A writer that has all but the tensors. No file is opened yet."""
+    check_library()
+    from gguf import GGUFWriter
+
+    writer = GGUFWriter(path, architecture(settings))
+    _describe(writer, settings)
+    if TOKENIZER in extras.files:
+        _tokenizer(writer, settings, extras)
+    return writer
 
 
 def architecture(settings: ModelSettings) -> str:

@@ -519,6 +519,17 @@ async def test_gguf_of_adapters_needs_whole_weights(make) -> None:
     assert "--merge" in e.value.next_step
 
 
+async def test_what_gguf_cannot_say_is_refused_before_a_stage_is_fetched(make) -> None:
+    pytest.importorskip("gguf")
+    lab = await make({"model.rope_kind": "dynamic", "model.rope_factor": 2.0})
+    with pytest.raises(UsageFault, match="'dynamic'"):
+        await lab.export(gguf=True)
+    assert not any(peer.sent for peer in lab.peers)
+    assert lab.nothing_left()
+    await lab.export()
+    assert all(peer.sent for peer in lab.peers)
+
+
 # ----------------------------------------------------------- one version
 
 

@@ -196,6 +196,7 @@ class Exporter:
         # An unsuitable directory is refused before anything is fetched.
         await self._blocking(out.check)
         files = await self._all_files()
+        await self._blocking(out.check_extras, _extras(files, "", ""))
         versions = 0
         while True:
             common = await self._common(stages)
