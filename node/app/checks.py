@@ -255,7 +255,7 @@ def p2p_daemon() -> Path | None:
 
 def device(ours: NodeConfig) -> list[DoctorCheck]:
     """Check that the device is there, and list the stages of the last swarm that fit into it."""
-    from node.model.device import Device, set_threads
+    from node.model.device import Device, gpus, has_kernels, refusal, set_threads
 
     set_threads(ours.node.threads)
     try:
@@ -268,10 +268,12 @@ def device(ours: NodeConfig) -> list[DoctorCheck]:
             devices = [*map(Device.pick, names)]
     except LocalFault as e:
         return [fault("device", e.what, e.next_step)]
+    unused = [refusal(card) for card in range(gpus()) if not has_kernels(card)]
+    others = [fault("device", why, "nothing, to go without it", warning=True) for why in unused]
     manifest = _manifest(ours)
     said = chosen.describe()
     if manifest is None:
-        return [passed("device", said)]
+        return [passed("device", said), *others]
     # This program has loaded torch, as a daemon has.
     taken = MainMemory(Pledges(ours.home).others(), resident(os.getpid()))
     limit, words = room_on(ours, devices, _held(ours), taken=taken)
@@ -285,7 +287,8 @@ def device(ours: NodeConfig) -> list[DoctorCheck]:
     bad = [v for v in verdicts if not v.ok]
     if bad and len(bad) == len(verdicts):
         return [fault("device", f"{said}: {bad[-1].text}", bad[-1].next_step)]
-    found = [passed("device", said), *(passed("device", v.text, v.parts) for v in verdicts if v.ok)]
+    found = [passed("device", said), *others]
+    found += [passed("device", v.text, v.parts) for v in verdicts if v.ok]
     if bad:
         next_step = "nothing, if somebody else holds that stage; else " + bad[0].next_step
         found.append(fault("device", bad[0].text, next_step, warning=True))

@@ -1,8 +1,10 @@
 """The device that computes: its number format, its threads, its memory."""
 
 import contextlib
+import ctypes
 import gc
 import os
+import re
 import time
 from dataclasses import dataclass
 from statistics import median
@@ -27,6 +29,9 @@ PRODUCT = 512
 """Rows and columns of the matrix product by which a device's speed is first measured."""
 PRODUCTS = 3
 """Products that are measured, after one that warms up."""
+_entered = set[int]()
+"""Numbers of the GPUs on which this process has a context. It stays there until the process
+ends."""
 
 
 def out_of_memory(error: BaseException) -> bool:
@@ -55,6 +60,84 @@ def gpus() -> int:
     if not torch.cuda.is_available():
         return 0
     return torch.cuda.device_count()
+
+
+class _Memory(ctypes.Structure):
+    """``nvmlMemory_t`` of the driver's library, in bytes."""
+
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+def driver_memory(index: int) -> tuple[int, int] | None:
+    """(free, total) bytes of a GPU by the driver's library, which needs no context on it; None
+    where there is no such library, or it does not know the card."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    # The library numbers all cards of the machine, in an order of its own.
+    name = f"GPU-{torch.cuda.get_device_properties(index).uuid}".encode()
+    card = ctypes.c_void_p()
+    memory = _Memory()
+    failed = (
+        nvml.nvmlInit_v2()
+        or nvml.nvmlDeviceGetHandleByUUID(name, ctypes.byref(card))
+        or nvml.nvmlDeviceGetMemoryInfo(card, ctypes.byref(memory))
+    )
+    if failed:
+        return None
+    return memory.free, memory.total
+
+
+def _memory(index: int) -> tuple[int, int]:
+    """(free, total) bytes of a GPU. torch makes a context to tell them, so the driver is asked
+    where this process has none."""
+    told = None
+    if index not in _entered:
+        told = driver_memory(index)
+    if told is None:
+        told = torch.cuda.mem_get_info(index)
+        _entered.add(index)
+    return told
+
+
+def free_on(index: int) -> int:
+    """Bytes of a GPU that a process could take, its context among them; 0 for a card that does not
+    answer."""
+    try:
+        free, _ = _memory(index)
+    except RuntimeError:
+        return 0
+    if index in _entered:
+        free += CONTEXT
+    return free
+
+
+def has_kernels(index: int) -> bool:
+    """Return True if this torch has kernels for a GPU: machine code of its generation and no later
+    version, or code of any earlier one for the driver's compiler."""
+    kinds = [re.match(r"(sm|compute)_(\d+)(\d)", name) for name in torch.cuda.get_arch_list()]
+    made = [(kind[1], int(kind[2]), int(kind[3])) for kind in kinds if kind]
+    if not made:
+        return True  # a build that names its cards in another way
+    card = torch.cuda.get_device_capability(index)
+    return any(
+        (major, minor) <= card and (form == "compute" or major == card[0])
+        for form, major, minor in made
+    )
+
+
+def usable_gpus() -> list[int]:
+    """Numbers of the GPUs for which this torch has kernels, the one with the most free memory
+    first. No context is made where the driver tells the memory."""
+    found = [index for index in range(gpus()) if has_kernels(index)]
+    if len(found) > 1:
+        found.sort(key=free_on, reverse=True)
+    return found
 
 
 def free_cached() -> None:
@@ -92,24 +175,36 @@ class Device:
     @classmethod
     def pick(cls, name: str = "auto") -> "Device":
         """The device called ``name``: "auto" (the CUDA device with the most free memory, else the
-        CPU), "cpu", "cuda", "cuda:N".
+        CPU), "cpu", "cuda", "cuda:N". Makes a context on a GPU, which takes time.
 
-        Raises UsageFault for another name, OutOfResources for a device this machine does not have.
+        Raises UsageFault for another name; OutOfResources for a device this machine does not have,
+        for a GPU without kernels in this torch, and for one that gives no context.
         """
         wanted = name.strip().lower()
-        there = gpus()
-        if wanted == "cpu" or (wanted == "auto" and not there):
+        if wanted == "cpu":
             return cls(torch.device("cpu"))
+        usable: list[int] = []
         if wanted in ("auto", "cuda"):
-            wanted = (
-                f"cuda:{max(range(there), key=lambda i: torch.cuda.mem_get_info(i)[0], default=0)}"
-            )
-        kind, _, number = wanted.partition(":")
-        if kind != "cuda" or not (number.isascii() and number.isdigit()):
-            raise UsageFault(f"unknown device {name!r}", 'use "auto", "cpu" or "cuda:0"')
-        if int(number) >= there:
-            raise _absent(wanted, there)
-        return cls(torch.device("cuda", int(number)))
+            usable = usable_gpus()
+        if wanted == "auto" and not usable:
+            return cls(torch.device("cpu"))
+        if not usable:
+            usable = [_numbered(name)]
+        refused: list[str] = []
+        for index in usable:
+            why = refusal(index)
+            if not why:
+                return cls.numbered(index)
+            refused.append(why)
+        raise OutOfResources(
+            "; ".join(refused),
+            "choose another device, or device cpu; nvidia-smi lists the programs on a GPU",
+        )
+
+    @classmethod
+    def numbered(cls, index: int) -> "Device":
+        """A GPU by its number, on which no context is made."""
+        return cls(torch.device("cuda", index))
 
     @property
     def is_cuda(self) -> bool:
@@ -173,13 +268,13 @@ class Device:
         """Bytes of the device, used or not; on the CPU no more than the lowest limit of a control
         group."""
         if self.is_cuda:
-            return torch.cuda.mem_get_info(self.device)[1]
+            return _memory(self.device.index)[1]
         return resources.memory_total()
 
     def memory_free(self) -> int:
         """Bytes that can still be taken."""
         if self.is_cuda:
-            return torch.cuda.mem_get_info(self.device)[0]
+            return _memory(self.device.index)[0]
         return resources.memory_free()
 
     def keep_within(self, limit: int) -> None:
@@ -227,6 +322,39 @@ def set_threads(threads: int, onednn: bool | None = None) -> None:
         prefer_faster(torch.get_num_threads())
     else:
         follow(onednn)
+
+
+def _numbered(name: str) -> int:
+    """The number of the GPU that is called "cuda" or "cuda:N". Raises UsageFault for another name,
+    OutOfResources for a GPU that is not there."""
+    wanted = name.strip().lower()
+    if wanted == "cuda":
+        wanted = "cuda:0"
+    kind, _, number = wanted.partition(":")
+    if kind != "cuda" or not (number.isascii() and number.isdigit()):
+        raise UsageFault(f"unknown device {name!r}", 'use "auto", "cpu" or "cuda:0"')
+    there = gpus()
+    if int(number) >= there:
+        raise _absent(wanted, there)
+    return int(number)
+
+
+def refusal(index: int) -> str:
+    """The reason why this process cannot compute on a GPU; "" if it can. Makes a context on it."""
+    if not has_kernels(index):
+        major, minor = torch.cuda.get_device_capability(index)
+        return (
+            f"cuda:{index} ({torch.cuda.get_device_name(index)}, compute capability "
+            f"{major}.{minor}) needs a build of torch for another CUDA version: this one, for CUDA "
+            f"{torch.version.cuda}, has kernels for {' '.join(torch.cuda.get_arch_list())}"
+        )
+    try:
+        torch.cuda.mem_get_info(index)
+    except RuntimeError as error:
+        said = (str(error).splitlines() or [type(error).__name__])[0]
+        return f"cuda:{index} cannot be used by this process: {said}"
+    _entered.add(index)
+    return ""
 
 
 def _absent(wanted: str, there: int) -> OutOfResources:

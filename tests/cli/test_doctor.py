@@ -219,6 +219,39 @@ def test_a_run_of_another_protocol_is_a_fault(first, ours, manifest):
 
 
 @pytest.mark.parametrize(
+    ("device", "ok"), [("auto", [True, True]), ("cuda", [False]), ("cuda:0", [False])]
+)
+def test_a_card_without_kernels_in_this_torch_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, ok: list[bool]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_75", "sm_80"])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: (6, 1))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA GeForce GTX 1080")
+    found = checks.device(NodeConfig.load({"home": tmp_path, "device": device}, {}))
+    assert [one.finding.ok for one in found] == ok
+    assert "GTX 1080, compute capability 6.1) needs a build of torch" in found[-1].finding.cause
+    if device == "auto":
+        assert found[0].finding.cause.startswith("cpu")
+
+
+@pytest.mark.parametrize("device", ["auto", "cuda:0"])
+def test_a_card_that_is_full_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    def full(index: int) -> None:
+        raise torch.AcceleratorError("CUDA error: out of memory")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", full)
+    (found,) = checks.device(NodeConfig.load({"home": tmp_path, "device": device}, {}))
+    assert not found.finding.ok
+    assert "cuda:0 cannot be used by this process: CUDA error" in found.finding.cause
+
+
+@pytest.mark.parametrize(
     ("setting", "cause", "fix"),
     [("device=cuda:63", "cuda:63", "use device cpu"), ("memory=1MB", "does not fit", "memory")],
 )
