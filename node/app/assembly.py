@@ -84,7 +84,7 @@ from node.fine_tuning import advice
 from node.identity.keys import Signer
 from node.manifest import Manifest
 from node.model.cost import Verdict, flops_per_token
-from node.model.device import Device, device_lost, gpus, set_threads
+from node.model.device import CONTEXT, Device, device_lost, free_on, set_threads, usable_gpus
 from node.model.lanes import lanes_of
 from node.model.precision import Precision
 from node.model.pretrained import Weights
@@ -207,13 +207,13 @@ async def assemble(
     t = manifest.training
     on_step(f"builds {stage_name(stage)}")
     parameters = manifest.optimizer.parameters
-    devices, threads = _devices(config, manifest)
+    devices, threads = await asyncio.to_thread(_devices, config, manifest)
     set_threads(threads)
-    device = Device.pick(devices[0])
+    device = await asyncio.to_thread(Device.pick, devices[0])
     # Processes on the CPU share its memory.
     together = [device]
     if device.is_cuda:
-        together = [*map(Device.pick, devices)]
+        together = [device, *[await asyncio.to_thread(Device.pick, d) for d in devices[1:]]]
     plan = partial(_plan_memory, config, manifest, stage, together, pledges=pledges)
     verdict, limit, main = await asyncio.to_thread(plan, own=own)
     if len(devices) == 1:
@@ -451,21 +451,45 @@ def _plan_memory(
 
 def split_between(
     config: NodeConfig, manifest: Manifest, taken: MainMemory = NOTHING_TAKEN
-) -> dict[int, str]:
-    """Limit of each stage's memory, written as the setting ``memory``, if all stages share the main
-    memory or the same GPUs; empty if every stage picks a GPU of its own. ``taken`` as for
-    :func:`room_on`."""
+) -> dict[int, dict[str, str]]:
+    """Settings of the daemon of each stage, if one machine hosts them all: its GPU, where the
+    operator leaves the choice among several, and its part of a memory that it shares. ``taken`` as
+    for :func:`room_on`."""
+    node = config.node
+    if node.local_devices == 1 and node.device.strip().lower() in ("auto", "cuda"):
+        cards = [card for card in usable_gpus() if free_on(card) > CONTEXT]
+        if len(cards) > 1:
+            return _dealt(config, manifest, cards)
     names, _ = _devices(config, manifest)
     devices = [Device.pick(name) for name in names]
-    if len(names) == 1 and names[0] == "auto" and gpus() > 1:
-        return {}
     gpu = devices[0].is_cuda
     together = devices
     if not gpu:
         together = devices[:1]  # processes on the CPU share its memory
     limit, _ = room_on(config, together, processes=manifest.pipeline.stages + 1, taken=taken)
     found = shares(config, manifest, limit, gpu=gpu)
-    return {stage: f"{size // len(together)}B" for stage, size in found.items()}
+    return {stage: {"memory": f"{size // len(together)}B"} for stage, size in found.items()}
+
+
+def _dealt(
+    config: NodeConfig, manifest: Manifest, cards: Sequence[int]
+) -> dict[int, dict[str, str]]:
+    """Settings of the daemons of all stages, to which several GPUs are dealt in turns. The first
+    is this process's, which has a context there."""
+    found: dict[int, dict[str, str]] = {}
+    for at, card in enumerate(cards):
+        held = range(at, manifest.pipeline.stages + 1, len(cards))
+        device = Device.numbered(card)
+        for stage in held:
+            found[stage] = {"device": str(device.device)}
+        if len(held) > 1:
+            processes = len(held)
+            if at:
+                processes += 1
+            limit, _ = room_on(config, [device], processes=processes)
+            for stage, size in shares(config, manifest, limit, held, gpu=True).items():
+                found[stage]["memory"] = f"{size}B"
+    return found
 
 
 def device_thread(

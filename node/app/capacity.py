@@ -145,16 +145,21 @@ def main_memory(manifest: Manifest, stage: int, verdict: Verdict, gpu: bool) -> 
 
 
 def shares(
-    config: NodeConfig, manifest: Manifest, limit: int, *, gpu: bool = False
+    config: NodeConfig,
+    manifest: Manifest,
+    limit: int,
+    stages: Sequence[int] = (),
+    *,
+    gpu: bool = False,
 ) -> dict[int, int]:
-    """Bytes for each stage when all stages of a run share one device and may take ``limit``
-    together: first the minimum of each, then the rest in proportion to what each takes when memory
-    is ample. If ``limit`` is less than all minima together, every minimum is cut by the same
-    factor. ``gpu``: the device is a GPU; main memory is judged where a stage is built."""
+    """Bytes for each stage when ``stages``, by default all of a run, share one device and may take
+    ``limit`` together: first the minimum of each, then the rest in proportion to what each takes
+    when memory is ample. If ``limit`` is less than all minima together, every minimum is cut by the
+    same factor. ``gpu``: the device is a GPU; main memory is judged where a stage is built."""
     beside = 0
     if gpu:
         beside = AMPLE
-    stages = range(manifest.pipeline.stages + 1)
+    stages = stages or range(manifest.pipeline.stages + 1)
     least = [check_memory(config, manifest, s, 0, beside).needed / (1 - RESERVE) for s in stages]
     ample = [check_memory(config, manifest, s, limit, beside).needed for s in stages]
     part = min(1.0, limit / sum(least))

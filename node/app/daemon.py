@@ -617,12 +617,12 @@ class Daemon(Node):
         await self._first_work(first=not again)
         process = resident(os.getpid()) + self.memory_beside()[0] + KERNELS
         own = MainMemory(process=process, libraries=of_files(os.getpid()))
-        split: dict[int, str] = {}
+        split: dict[int, dict[str, str]] = {}
         if solo:
             taken = replace(own, others=await asyncio.to_thread(self.pledges.others))
-            split = split_between(self.config, manifest, taken)
-        memory = split.get(stage, self.config.node.memory)
-        config = replace(self.config, node=replace(self.config.node, memory=memory))
+            split = await asyncio.to_thread(split_between, self.config, manifest, taken)
+        own_part = split.get(stage, {})
+        config = replace(self.config, node=replace(self.config.node, **own_part))
         build = partial(
             assemble,
             config,
@@ -635,7 +635,9 @@ class Daemon(Node):
             metrics=self.metrics,
             on_error=self._failed,
             learn=lambda peer, addresses: self.transport.learn(peer, list(addresses)),
-            facts=lambda facts: replace(facts, may_lead=self.may_lead),
+            facts=lambda facts: replace(
+                facts, may_lead=self.may_lead, invite_of=self.gate.invite_of
+            ),
             on_step=self._does,
             pledges=self.pledges,
             own=own,
@@ -817,6 +819,8 @@ class Daemon(Node):
         are kept."""
         config = self.config
         run_id = manifest.run_id
+        changes = a.training.admission.changes
+        self.gate.revoked = lambda key: changes.known.revokes(key)
         if text := config.change(run_id):
             try:
                 a.work.anchor.follow(a.training.change(text).outer)
@@ -833,16 +837,15 @@ class Daemon(Node):
 
         a.training.kit.callbacks.on_change = keep
 
-    def _host_the_rest(self, manifest: Manifest, split: Mapping[int, str]) -> None:
+    def _host_the_rest(self, manifest: Manifest, split: Mapping[int, Mapping[str, str]]) -> None:
         """A solo swarm: every block stage in a child of this daemon, until somebody else joins.
-        ``split``: the setting ``memory`` of each stage, if they share a device."""
+        ``split``: further settings of each stage, as :func:`split_between` makes them."""
         t = self.transport
         near = f"{multiaddr(t.near, t.ports[0])}/p2p/{self.identity.peer_id}"
         swarm = str(self.config.manifest_path(manifest.run_id))
         for stage in range(1, manifest.pipeline.stages + 1):
             settings = for_child(self.config, f"{self.name}-{stage}"[:32], stage, near)
-            if stage in split:
-                settings["memory"] = split[stage]
+            settings |= split.get(stage, {})
             home = self._child_home(stage)
             if manifest.swarm.admission == "invite":
                 # The token names this one child, so it may stand on a command line.
@@ -1113,7 +1116,7 @@ class Daemon(Node):
         takes memory beside any stage's. ``first``: this daemon has had no stage yet. Raises as
         :meth:`Device.pick`."""
         node = self.config.node
-        device = Device.pick(node.device)
+        device = await asyncio.to_thread(Device.pick, node.device)
         if node.local_devices == 1 and not device.is_cuda:
             set_threads(node.threads)
             await asyncio.to_thread(first_work, device)
@@ -1269,7 +1272,7 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
 
     try:
         if ":" in config.node.device and config.node.role != "rendezvous":
-            # Before others are invited. A search for the emptiest GPU takes memory on every one.
+            # Before others are invited. The emptiest GPU is sought when there is a stage for it.
             Device.pick(config.node.device)
         daemon = uvloop.run(body())
         if daemon.moved and daemon.manifest is not None:

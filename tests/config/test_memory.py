@@ -3,10 +3,13 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 
+from node.app import daemon
 from node.app.assembly import split_between
 from node.app.capacity import (
     LOGIT_BYTES,
@@ -22,9 +25,11 @@ from node.app.capacity import (
     text_limit,
     text_row,
 )
+from node.app.daemon import Daemon
 from node.config import NodeConfig
 from node.core.errors import OutOfResources
 from node.manifest import Manifest, amended
+from node.model import device as devices
 from node.model.cost import LOGITS_AT_ONCE, LOGITS_LEAST, Verdict
 from node.model.device import CONTEXT
 from node.telemetry import resources
@@ -119,7 +124,7 @@ def test_daemons_of_a_solo_start_share_main_memory(
     monkeypatch.setattr(resources, "memory_total", lambda: 4 * GIB)
     ours = config(tmp_path, device="cpu")
     taken = MainMemory(process=GIB // 2, libraries=GIB // 8)
-    split = {stage: int(said[:-1]) for stage, said in split_between(ours, DEMO, taken).items()}
+    split = parts(split_between(ours, DEMO, taken))
     processes = DEMO.pipeline.stages + 1
     room = 4 * GIB - taken.libraries - processes * (taken.process - taken.libraries)
     assert room - processes <= sum(split.values()) <= room
@@ -161,7 +166,7 @@ def test_stages_on_one_card_share_what_is_free(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * GIB, 8 * GIB))
-    split = {stage: int(said[:-1]) for stage, said in split_between(ours, DEMO).items()}
+    split = parts(split_between(ours, DEMO))
     given = 3 * GIB - DEMO.pipeline.stages * CONTEXT
     assert split == shares(ours, DEMO, given, gpu=True)
     assert given - 4 <= sum(split.values()) <= given, "each other daemon has a context"
@@ -170,8 +175,59 @@ def test_stages_on_one_card_share_what_is_free(
         alone = config(tmp_path, memory=f"{size}B")
         assert check_memory(alone, DEMO, stage, alone.memory_limit(4 * GIB), 8 * GIB).ok
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    assert split_between(ours, DEMO) == {}, "each picks a card"
-    assert split_between(config(tmp_path, device="cuda:0"), DEMO).keys() == split.keys()
+    assert parts(split_between(config(tmp_path, device="cuda:0"), DEMO)).keys() == split.keys()
+
+
+def parts(split: dict[int, dict[str, str]]) -> dict[int, int]:
+    """Bytes of each stage."""
+    assert all(settings.keys() == {"memory"} for settings in split.values())
+    return {stage: int(settings["memory"][:-1]) for stage, settings in split.items()}
+
+
+def test_stages_of_a_solo_start_are_dealt_to_the_cards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them chose the emptiest card, because none was there yet when they looked."""
+    free = {0: 3 * GIB, 1: 5 * GIB, 2: 4 * GIB, 3: CONTEXT}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(free))
+    monkeypatch.setattr(devices, "_entered", set())
+    monkeypatch.setattr(devices, "driver_memory", lambda card: (free[card], 8 * GIB))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda card: pytest.fail("a context"))
+    m = amended(DEMO, {"pipeline.stages": 3})
+    ours = config(tmp_path, **ALL)
+    split = split_between(ours, m)
+    assert [split[s]["device"] for s in range(4)] == ["cuda:1", "cuda:2", "cuda:0", "cuda:1"]
+    assert [s for s in split if "memory" in split[s]] == [0, 3], "the others are alone"
+    shared = shares(ours, m, 5 * GIB - CONTEXT, (0, 3), gpu=True)
+    assert {s: f"{size}B" for s, size in shared.items()} == {s: split[s]["memory"] for s in (0, 3)}
+
+
+def test_children_of_a_solo_start_get_their_cards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words: list[tuple[str, ...]] = []
+
+    def child(label: str, home: Path, arguments: tuple[str, ...], **more: object) -> object:
+        words.append(arguments)
+        return SimpleNamespace(label=label, start=lambda: None)
+
+    monkeypatch.setattr(daemon, "Child", child)
+    me = SimpleNamespace(
+        transport=SimpleNamespace(near="127.0.0.1", ports=(1,)),
+        identity=SimpleNamespace(peer_id="x"),
+        config=config(tmp_path),
+        name="anna",
+        _child_home=lambda stage: tmp_path / str(stage),
+        _loading={},
+        children=[],
+        stage_tasks=SimpleNamespace(spawn=lambda *a, **k: None),
+        _mind=lambda child, stage: None,
+    )
+    split = {1: {"device": "cuda:1"}, 2: {"device": "cuda:0", "memory": "9B"}}
+    Daemon._host_the_rest(cast(Daemon, me), amended(DEMO, {"pipeline.stages": 2}), split)
+    assert "device=cuda:1" in words[0]
+    assert {"device=cuda:0", "memory=9B"} <= set(words[1])
 
 
 def test_where_copies_of_weights_do_not_fit_a_stage_goes_without(
