@@ -555,12 +555,16 @@ class SwarmProtocol(DHTProtocol):
         self, request: dht_pb2.PingRequest, context: P2PContext
     ) -> dht_pb2.PingResponse:
         if not isinstance(context, _Welcome):
+            refusal = dht_pb2.PingResponse(
+                peer=self.node_info, dht_time=get_dht_time(), available=False
+            )
+            # First of all: each other check costs more.
+            if not self._door.in_time(context.remote_id):
+                return refusal
             if not self._door.admits(context.remote_id, request):
                 return dht_pb2.PingResponse()
-            if not self._door.in_time(context.remote_id) or _pretender(request.peer, context):
-                return dht_pb2.PingResponse(
-                    peer=self.node_info, dht_time=get_dht_time(), available=False
-                )
+            if _pretender(request.peer, context):
+                return refusal
         return await super().rpc_ping(request, context)
 
     async def rpc_store(
@@ -568,6 +572,8 @@ class SwarmProtocol(DHTProtocol):
     ) -> dht_pb2.StoreResponse:
         count = len(request.keys)
         refusal = [False] * min(count, MAX_KEYS)
+        if not self._door.in_time(context.remote_id, max(1, count)):
+            return dht_pb2.StoreResponse(store_ok=refusal, peer=self.node_info)
         if not self._door.admits(context.remote_id, request):
             return dht_pb2.StoreResponse(store_ok=refusal)
         aligned = (
@@ -582,7 +588,6 @@ class SwarmProtocol(DHTProtocol):
             or count > MAX_KEYS
             or any(request.in_cache)
             or _pretender(request.peer, context)
-            or not self._door.in_time(context.remote_id, count)
         ):
             return dht_pb2.StoreResponse(store_ok=refusal, peer=self.node_info)
         if request.peer.node_id:
@@ -650,16 +655,17 @@ class SwarmProtocol(DHTProtocol):
     async def rpc_find(
         self, request: dht_pb2.FindRequest, context: P2PContext
     ) -> dht_pb2.FindResponse:
-        if not self._door.admits(context.remote_id, request):
-            return dht_pb2.FindResponse()
-        if len(request.keys) > MAX_KEYS or _pretender(request.peer, context):
-            return dht_pb2.FindResponse(results=[], peer=self.node_info)
         # An answer of the right length: to hivemind another one would mean that we are gone.
         missing = dht_pb2.FindResult(type=dht_pb2.NOT_FOUND)
-        nothing = dht_pb2.FindResponse(results=[missing] * len(request.keys), peer=self.node_info)
+        count = min(len(request.keys), MAX_KEYS)
+        nothing = dht_pb2.FindResponse(results=[missing] * count, peer=self.node_info)
         asker = context.remote_id
         if not self._door.in_time(asker):
             return nothing
+        if not self._door.admits(asker, request):
+            return dht_pb2.FindResponse()
+        if len(request.keys) > MAX_KEYS or _pretender(request.peer, context):
+            return dht_pb2.FindResponse(results=[], peer=self.node_info)
         if request.peer.node_id:
             ping = dht_pb2.PingRequest(peer=request.peer)
             await self.rpc_ping(ping, self._welcome(context))

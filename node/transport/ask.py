@@ -79,10 +79,15 @@ class Asking:
     ) -> None:
         """Answer one question. Raises WireError or TimeoutError when there is none."""
         async with asyncio.timeout(READ_TIMEOUT_S):
-            question = parsed(Ask, await read_frame(reader, QUESTION_BYTES), "a question")
+            raw = await read_frame(reader, QUESTION_BYTES)
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
             versions = Answer(**self._facts().versions())
-            answer = await self._answer(peer, question)
+            if self._rate.allow(peer, time.monotonic()):
+                answer = await self._answer(peer, parsed(Ask, raw, "a question"))
+            else:
+                self._limited(peer)
+                answer = _refuse(ExitCode.RESOURCES, "too many questions; wait a few seconds")
+                answer.refusal.again_s = LIMITED_AGAIN_S
             answer.MergeFrom(versions)
             answer.time = time.time()
             if answer.ByteSize() > ANSWER_BYTES:
@@ -92,15 +97,9 @@ class Asking:
         await see_off(reader, READ_TIMEOUT_S)
 
     async def _answer(self, peer: PeerId, question: Ask) -> Answer:
-        now = time.monotonic()
         kind = question.WhichOneof("question")
-        if not self._rate.allow(peer, now):
-            self._limited(peer)
-            refusal = _refuse(ExitCode.RESOURCES, "too many questions; wait a few seconds")
-            refusal.refusal.again_s = LIMITED_AGAIN_S
-            return refusal
         if kind in QUEUED and not self._known(peer):
-            place = self.newcomers.ask(peer, now)
+            place = self.newcomers.ask(peer, time.monotonic())
             if place is not None:
                 return _busy(place)
         if kind == "ping":

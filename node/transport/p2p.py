@@ -55,6 +55,7 @@ from node.core.home import fits_socket
 from node.core.ids import PeerId, short
 from node.core.memory import resident
 from node.core.tasks import Tasks
+from node.identity.faults import TokenBucket
 from node.identity.keys import Identity
 from node.identity.places import PlacesByPeer
 from node.reach.interfaces import (
@@ -106,7 +107,11 @@ RELAYED_PER_PEER = 256
 RELAYED = 1024
 """Streams that all relays may bring. Half of them is for relays that are established peers."""
 UNARY_BYTES = 1 << 18
-"""Largest request to a handler of the directory; a larger one is refused before it is parsed."""
+"""Largest request to a handler of the directory, and the bytes of the requests that one peer may
+send at once. More are refused before they are parsed: 256 KiB of empty keys take milliseconds."""
+UNARY_BYTES_PER_S = 1 << 16
+"""Bytes of one peer's requests to handlers of the directory a second, in the long run. A post every
+few seconds has one KiB; what is offered to a new neighbour has at most 130 KiB, once."""
 MEMORY_EVERY_S = 1.0
 """Between two looks at p2pd's memory."""
 CONFIGURATION = "p2pd.json"
@@ -191,11 +196,13 @@ class P2pDaemon:
         of the connections and streams is for them."""
         self.refusals: Counter[str] = Counter()
         """Number of strangers' requests refused or connections ended, by kind: ``streams``,
-        ``connections``, ``requests`` (too large), ``memory`` (hung up to save memory)."""
+        ``connections``, ``requests`` (too large, or too many bytes of them), ``memory`` (hung up to
+        save memory)."""
         self.on_refusal: Callable[[PeerId], None] = lambda peer: None
         """Told of each peer that was refused."""
         most = min(links.MOST, inbound_limit(psutil.virtual_memory().total) * 3 // 2)
         self._links = Links(most, lambda peer: self.established(peer))
+        self._requests = TokenBucket(UNARY_BYTES_PER_S, UNARY_BYTES)
         self._outgoing: dict[PeerId, list[asyncio.StreamWriter]] = {}
         """Streams to a peer that were opened here."""
         self._incoming: Counter[PeerId] = Counter()
@@ -228,7 +235,7 @@ class P2pDaemon:
             settings.p2pd_memory,
             self.calls,
             self._heard,
-            self._oversized,
+            self._weigh,
         )
 
     @property
@@ -416,8 +423,17 @@ class P2pDaemon:
     def _heard(self, peer: PeerId) -> None:
         self._links.used(peer, time.monotonic())
 
-    def _oversized(self, peer: PeerId) -> None:
-        self._refuse(peer, "requests")
+    def _weigh(self, peer: PeerId, nbytes: int) -> None:
+        """Count a request to a handler of the directory. Raises WireError for one that is too
+        large, or comes too soon after others."""
+        why = ""
+        if nbytes > UNARY_BYTES:
+            why = f"a request of {nbytes} bytes, {UNARY_BYTES} are allowed"
+        elif not self._requests.allow(peer, time.monotonic(), nbytes):
+            why = f"more than {UNARY_BYTES_PER_S} bytes of requests a second"
+        if why:
+            self._refuse(peer, "requests")
+            raise WireError(why)
 
     def _refuse(self, peer: PeerId, kind: str) -> None:
         self.refusals[kind] += 1
@@ -818,11 +834,11 @@ def _watching_parent(
     memory: int,
     calls: Calls,
     heard: Callable[[PeerId], None],
-    oversized: Callable[[PeerId], None],
+    weigh: Callable[[PeerId, int], None],
 ) -> type[P2P]:
     """hivemind's P2P with a child of our kind. ``memory``: its limit in bytes. ``calls`` counts
-    the bytes of calls. ``heard(peer)`` is called at every request to or from a peer,
-    ``oversized(peer)`` at a request that is refused for its size."""
+    the bytes of calls. ``heard(peer)`` is called at every request to or from a peer;
+    ``weigh(peer, nbytes)`` raises WireError for a request that is not to be parsed."""
 
     class Watching(P2P):
         """Sockets in our directory, and a child that dies with us and not of our Ctrl-C."""
@@ -858,9 +874,7 @@ def _watching_parent(
                 peer = PeerId(caller.to_base58())
                 heard(peer)
                 calls.taken += len(request)
-                if len(request) > UNARY_BYTES:
-                    oversized(peer)
-                    raise WireError(f"a request of {len(request)} bytes, {UNARY_BYTES} are allowed")
+                weigh(peer, len(request))
                 me: Any = self.peer_id
                 context = P2PContext(handle_name, me, caller)
                 found = await handler(input_protobuf_type.FromString(request), context)

@@ -5,9 +5,10 @@ import asyncio
 import math
 import time
 from collections import Counter
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
-from unittest.mock import AsyncMock
+from typing import Any, cast
+from unittest.mock import AsyncMock, Mock
 
 import msgpack
 import pytest
@@ -297,6 +298,26 @@ async def test_a_peer_that_asks_too_often_is_limited_alone(node: Node, body) -> 
     assert {said[:2] for said in told} == {(BOB.peer_id, "rate-limited")}
     other = await node.protocol.rpc_find(find, called_by(ALICE))
     assert [r.type for r in other.results] == [dht_pb2.FOUND_DICTIONARY] * 2
+
+
+@pytest.mark.parametrize("kind", ["too many keys", "another id", "store without records"])
+async def test_requests_that_nobody_would_answer_are_counted_too(kind: str) -> None:
+    """And no token is looked at of a request too many."""
+    gate = SimpleNamespace(admit=Mock(return_value=math.inf))
+    node: Any = await make_node(gate=cast(Gate, gate))
+    keys = [KEY]
+    peer = dht_pb2.NodeInfo()
+    if kind == "too many keys":
+        keys = [KEY] * (guard.MAX_KEYS + 1)
+    elif kind == "another id":
+        peer = dht_pb2.NodeInfo(node_id=KEY)
+    ask = partial(node.protocol.rpc_find, dht_pb2.FindRequest(keys=keys, peer=peer))
+    if kind == "store without records":
+        ask = partial(node.protocol.rpc_store, dht_pb2.StoreRequest())
+    for _ in range(2 * round(REQUESTS_AT_ONCE)):
+        await ask(node.context)
+    assert node.protocol._door.refusals == {"requests": REQUESTS_AT_ONCE}
+    assert gate.admit.call_count == REQUESTS_AT_ONCE
 
 
 def dictionary_of(writers: list[Identity], packed: bytes, expires: float) -> bytes:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from node.core.errors import ExitCode
+from node.core.errors import ExitCode, WireError
 from node.core.ids import PeerId
+from node.identity.faults import TokenBucket
 from node.transport.ask import QUESTIONS_AT_ONCE, Asking
 from node.transport.handshake import Facts
 from node.transport.newcomers import AT_ONCE
@@ -41,9 +42,12 @@ class Peer:
 
     async def asked(self, peer: str, question: Ask) -> Answer:
         """Ask a question; returns the answer as the asking peer reads it from its stream."""
+        return await self.sent(peer, question.SerializeToString())
+
+    async def sent(self, peer: str, raw: bytes) -> Answer:
+        """As ``asked``, for a question of any bytes."""
         reader = asyncio.StreamReader()
         sent = bytearray()
-        raw = question.SerializeToString()
         reader.feed_data(len(raw).to_bytes(4, "big") + raw)
         reader.feed_eof()
 
@@ -99,3 +103,12 @@ async def test_a_peer_that_asks_too_often_is_told_when_to_ask_again(who):
     assert "too many questions" in refusal.reason
     assert refusal.again_s > 0
     assert not peer.answered
+
+
+async def test_a_question_too_many_is_refused_unread():
+    peer = Peer()
+    peer.asking._rate = TokenBucket(0.0, 1.0)
+    nonsense = b"\xff" * 9
+    with pytest.raises(WireError):
+        await peer.sent("stranger", nonsense)
+    assert "too many questions" in (await peer.sent("stranger", nonsense)).refusal.reason

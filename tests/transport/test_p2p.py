@@ -306,6 +306,36 @@ async def test_a_request_is_measured_before_it_is_parsed(swarm):
     assert a.p2p.refusals == {"requests": 1}
 
 
+async def test_a_peer_that_sends_too_many_bytes_of_requests_is_refused_alone(swarm, monkeypatch):
+    monkeypatch.setattr(p2p, "UNARY_BYTES_PER_S", 0.0)
+    a = await swarm()
+    greedy = await swarm()
+    other = await swarm()
+    handled = []
+
+    async def answer(request, context):
+        handled.append(context.remote_id.to_base58())
+        return dht_pb2.PingResponse()
+
+    await a.p2p.p2p.add_protobuf_handler("Test.rpc", answer, dht_pb2.StoreRequest)
+
+    async def call(peer):
+        await peer.p2p.connect([a.p2p.addresses()[0]])
+        await peer.p2p.p2p.call_protobuf_handler(
+            PeerID.from_base58(a.peer_id),
+            "Test.rpc",
+            dht_pb2.StoreRequest(keys=[b""] * (p2p.UNARY_BYTES // 3)),
+            dht_pb2.PingResponse,
+        )
+
+    await call(greedy)
+    with pytest.raises(P2PHandlerError, match="bytes of requests"):
+        await call(greedy)
+    await call(other)
+    assert handled == [greedy.peer_id, other.peer_id]
+    assert a.p2p.refusals == {"requests": 1}
+
+
 async def test_the_bytes_of_a_call_count_as_sent_here_and_as_received_there(swarm):
     a = await swarm()
     b = await swarm()
@@ -324,10 +354,10 @@ async def test_the_bytes_of_a_call_count_as_sent_here_and_as_received_there(swar
         await b.p2p.p2p.call_protobuf_handler(
             PeerID.from_base58(a.peer_id),
             "Test.rpc",
-            dht_pb2.StoreRequest(values=[bytes(200_000)]),
+            dht_pb2.StoreRequest(values=[bytes(20_000)]),
             dht_pb2.StoreRequest,
         )
-    for transport, sent, received in ((a, 500_000, 2_000_000), (b, 2_000_000, 500_000)):
+    for transport, sent, received in ((a, 500_000, 200_000), (b, 200_000, 500_000)):
         transport._count_p2pd()
         assert sent <= transport.traffic.sent - before[transport][0] < 1.2 * sent
         assert received <= transport.traffic.received - before[transport][1] < 1.2 * received

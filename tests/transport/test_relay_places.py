@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from node.core.ids import PeerId
+from node.identity.faults import TokenBucket
 from node.reach.settings import ReachSettings
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
@@ -214,6 +215,16 @@ async def test_the_refused_are_told_the_true_reason(hub: Hub) -> None:
     hub.offers = False
     assert (await hub.reserve(MEMBER))[0] == "this node does not relay"
     assert hub.relay.refusals == {"no client": 1, "not allowed": 1}
+
+
+async def test_a_question_too_many_of_a_stranger_is_refused_unread(hub: Hub, monkeypatch) -> None:
+    hub.relay._strangers = TokenBucket(0.0, 1.0)
+    assert (await hub.connect(NEWCOMER, MEMBER))[0] == "it is not connected to this relay"
+    monkeypatch.setattr(relay_module, "parsed", None)
+    assert (await hub.connect(NEWCOMER, MEMBER))[0] == "too many questions"
+    monkeypatch.undo()
+    assert (await hub.connect(MEMBER, NEWCOMER))[0] == "it is not connected to this relay"
+    assert hub.relay.refusals == {"no client": 2, "questions": 1}
 
 
 async def test_a_circuit_that_lost_its_place_ends_though_its_bytes_move_on() -> None:

@@ -20,11 +20,13 @@ from dataclasses import dataclass, field
 from node.core.errors import LocalFault, PeerFault
 from node.core.ids import PeerId, short
 from node.core.tasks import Tasks
+from node.identity.faults import TokenBucket
 from node.identity.places import PlacesByPeer, Taken
 from node.reach.settings import ReachSettings
 from node.telemetry.events import Journal
 from node.telemetry.metrics import Metrics
 from node.transport.frames import Streams, parsed, read_frame, write_frame
+from node.transport.limits import FAVOUR
 from node.transport.port import printable
 from node.transport.traffic import Share, Traffic
 from node.transport.ways import bypass
@@ -59,6 +61,9 @@ SOCKET_PIECE = 1 << 18
 end that does not read."""
 UNDER_WAY = 1 << 20
 """Bytes of a circuit that p2pd may have moved to us and we have not read."""
+QUESTIONS_PER_S, QUESTIONS_AT_ONCE = 5.0, 64.0
+"""Questions of a stranger; of an established peer :data:`FAVOUR` times as many. A peer that has
+just come asks two or three for each peer behind the relay."""
 STREAM_NAME = 64
 """Characters of a stream's name."""
 
@@ -141,11 +146,14 @@ class Relay:
             lambda peer: self.established(peer),
         )
         self._circuits: Counter[tuple[PeerId, PeerId]] = Counter()
+        self._rate = TokenBucket(FAVOUR * QUESTIONS_PER_S, FAVOUR * QUESTIONS_AT_ONCE)
+        self._strangers = TokenBucket(QUESTIONS_PER_S, QUESTIONS_AT_ONCE)
         self._share = Share(settings.relay_rate)
         self._traffic = traffic or Traffic()
         self.refusals: Counter[str] = Counter()
         """Questions of others that were refused, and places that they lost, by kind:
-        ``not allowed``, ``reservations``, ``circuits``, ``no client``."""
+        ``questions`` (too many), ``not allowed``, ``reservations``, ``circuits``,
+        ``no client``."""
         self.on_refusal: Callable[[PeerId], None] = lambda peer: None
         """Told of each peer that was refused, or lost a place."""
         self.carried = 0
@@ -183,7 +191,14 @@ class Relay:
         """Answer one question of ``peer``. Raises WireError for a malformed question, TimeoutError
         if none comes."""
         async with asyncio.timeout(FIRST_WORD_S):
-            ask = parsed(RelayAsk, await read_frame(reader, ASK_BYTES), "a question to a relay")
+            raw = await read_frame(reader, ASK_BYTES)
+        rate = self._strangers
+        if self.established(peer):
+            rate = self._rate
+        if not rate.allow(peer, time.monotonic()):
+            await self._refuse(peer, "questions", "too many questions", reader, writer)
+            return
+        ask = parsed(RelayAsk, raw, "a question to a relay")
         kind, why = self._refusal(peer, ask)
         if why:
             await self._refuse(peer, kind, why, reader, writer)
