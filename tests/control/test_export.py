@@ -519,6 +519,19 @@ async def test_gguf_of_adapters_needs_whole_weights(make) -> None:
     assert "--merge" in e.value.next_step
 
 
+async def test_the_model_that_the_run_began_from_is_not_replaced(make) -> None:
+    lab = await make()
+    await lab.export()
+    before = {file.name: file.read_bytes() for file in lab.out.iterdir()}
+    lab.advance()
+    node = replace(lab.config.node, weights=str(lab.out / ".." / "model"))
+    lab.config = replace(lab.config, node=node)
+    with pytest.raises(Refused, match="holds the model that the run began from"):
+        await lab.export()
+    assert {file.name: file.read_bytes() for file in lab.out.iterdir()} == before
+    await lab.export(directory=str(lab.root / "out" / "next"))
+
+
 async def test_what_gguf_cannot_say_is_refused_before_a_stage_is_fetched(make) -> None:
     pytest.importorskip("gguf")
     lab = await make({"model.rope_kind": "dynamic", "model.rope_factor": 2.0})

@@ -13,6 +13,7 @@ export goes on with them, if the swarm still gives that version.
 import asyncio
 import contextlib
 import hashlib
+import os
 import shutil
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
@@ -33,7 +34,7 @@ from node.checkpoint.fetch import Partial, fetch
 from node.checkpoint.run_file import fetch_file
 from node.checkpoint.state import WIRE, StateKind
 from node.config import NodeConfig
-from node.core.errors import LocalFault, NetworkFault, OutOfResources, UsageFault
+from node.core.errors import LocalFault, NetworkFault, OutOfResources, Refused, UsageFault
 from node.core.ids import PeerId, short, stage_name
 from node.core.journey import UNKNOWN, Losses, Plan, Version
 from node.core.numbers import human, several
@@ -194,6 +195,7 @@ class Exporter:
         self._check_request()
         out = self._new()
         # An unsuitable directory is refused before anything is fetched.
+        await self._blocking(self._check_source, out.directory)
         await self._blocking(out.check)
         files = await self._all_files()
         await self._blocking(out.check_extras, _extras(files, "", ""))
@@ -226,6 +228,17 @@ class Exporter:
             from node.model.gguf_file import check_library
 
             check_library()
+
+    def _check_source(self, directory: Path) -> None:
+        """Raise Refused for the directory that the run began from: peers are given its weights,
+        and adapters are nothing without them. Blocks on the disk."""
+        source = self._config.places(self._a.manifest.run_id).weights
+        with contextlib.suppress(OSError):
+            if source and os.path.samefile(source, directory):
+                raise Refused(
+                    f"{directory} holds the model that the run began from",
+                    "choose a new directory",
+                )
 
     def _new(self) -> Export:
         m = self._a.manifest
