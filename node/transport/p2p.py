@@ -67,7 +67,7 @@ from node.reach.interfaces import (
 )
 from node.reach.knock import refused
 from node.reach.ladder import Rung
-from node.telemetry.events import Journal, JournalHandler
+from node.telemetry.events import Journal, JournalHandler, RateLimitedLog
 from node.transport import links
 from node.transport.addresses import (
     AddressBook,
@@ -185,6 +185,7 @@ class P2pDaemon:
         self._identity = identity
         self._settings = settings
         self._journal = journal
+        self._rate_limit = RateLimitedLog(journal)
         self._tasks = Tasks("p2p", on_error)
         self._entrances: dict[str, Callable[[StreamInfo, Any, Any], Awaitable[None]]] = {}
         self.on_up: list[Callable[[P2P], Coroutine[Any, Any, None]]] = []
@@ -342,6 +343,7 @@ class P2pDaemon:
         """End the child and remove the sockets. Safe to call twice."""
         self._up.clear()
         await self._tasks.close()
+        self._rate_limit.close()
         await self._end()
         self._runtime.close()
 
@@ -388,12 +390,8 @@ class P2pDaemon:
             try:
                 await handler(stream.peer, reader, stream.writer)
             except (TuttiError, TimeoutError, *_GONE) as e:
-                self._journal.emit(
-                    "transport",
-                    "stream-failed",
-                    f"{name} of {short(stream.peer)}: {e}",
-                    level="debug",
-                )
+                text = f"{name} of {short(stream.peer)}: {e}"
+                self._rate_limit.emit(stream.peer, "transport", "stream-failed", text, "debug")
 
         def left(stream: _Stream) -> None:
             places.leave(stream)

@@ -17,12 +17,14 @@ from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError, P2PHandlerErr
 from hivemind.proto import dht_pb2, p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 
-from node.core.errors import OutOfResources, PeerFault
+from node.core.errors import OutOfResources, PeerFault, WireError
 from node.core.ids import PeerId
 from node.identity.keys import Identity
 from node.identity.places import PlacesByPeer
 from node.reach.ladder import Rung
+from node.telemetry.events import LINES, Journal
 from node.transport import links, p2p
+from node.transport.settings import TransportSettings
 from protos import ask_pb2
 from tests.transport.conftest import introduce, stream, until
 
@@ -277,6 +279,30 @@ async def test_a_stream_that_loses_its_place_before_it_is_handled_is_closed(swar
     held.set()
     await until(lambda: not a.p2p._incoming, 10)
     assert all(writer.close.called for writer in writers)
+
+
+async def test_streams_that_one_key_opens_and_ends_get_few_lines():
+    journal = Journal()
+    daemon = p2p.P2pDaemon(Identity.ephemeral(), TransportSettings(), journal)
+    peer = PeerID.from_base58(Identity.ephemeral().peer_id)
+    info = StreamInfo(peer, Multiaddr("/ip4/192.0.2.1/tcp/1"), "/test/1")
+
+    async def end(*_: object) -> None:
+        raise WireError("the stream ended")
+
+    daemon.add_stream("/test/1", end)
+    writer = Mock(asyncio.StreamWriter)
+    times = 10
+    at_once = p2p.STREAMS_PER_PEER
+    for _ in range(times):
+        for _ in range(at_once):
+            await daemon._entrances["/test/1"](info, asyncio.StreamReader(), writer)
+        await until(lambda: not daemon._incoming, 10)
+    streams = times * at_once
+    await daemon.close()
+    *told, last = journal.recent(streams)
+    assert [event.kind for event in told] == ["stream-failed"] * LINES
+    assert (last.kind, last.fields["lines"]) == ("kept-back", streams - LINES)
 
 
 async def test_a_request_is_measured_before_it_is_parsed(swarm):

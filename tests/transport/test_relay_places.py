@@ -10,7 +10,7 @@ import pytest
 from node.core.ids import PeerId
 from node.identity.faults import TokenBucket
 from node.reach.settings import ReachSettings
-from node.telemetry.events import Journal
+from node.telemetry.events import LINES, Journal
 from node.telemetry.metrics import Metrics
 from node.transport.frames import parsed, read_frame, write_frame
 from node.transport.ways import relay as relay_module
@@ -36,12 +36,13 @@ class Hub:
         self.brought: list[Stream] = []
         self.blocks: dict[PeerId, str] = {}
         self.offers = True
+        self.journal = Journal()
         self.relay = Relay(
             self,
             ReachSettings(**limits),
             lambda peer, ask: None,
             lambda: self.offers,
-            Journal(),
+            self.journal,
             Metrics(),
             established=lambda peer: peer == MEMBER,
             block=lambda peer: self.blocks.get(peer, ""),
@@ -215,6 +216,13 @@ async def test_the_refused_are_told_the_true_reason(hub: Hub) -> None:
     hub.offers = False
     assert (await hub.reserve(MEMBER))[0] == "this node does not relay"
     assert hub.relay.refusals == {"no client": 1, "not allowed": 1}
+
+
+async def test_a_client_that_comes_again_and_again_gets_few_lines(hub: Hub) -> None:
+    for _ in range(2 * LINES):
+        await hub.reserve(MEMBER)
+    told = [event for event in hub.journal.recent() if event.kind == "relay-client"]
+    assert len(told) == LINES
 
 
 async def test_a_question_too_many_of_a_stranger_is_refused_unread(hub: Hub, monkeypatch) -> None:

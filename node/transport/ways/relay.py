@@ -23,7 +23,7 @@ from node.core.tasks import Tasks
 from node.identity.faults import TokenBucket
 from node.identity.places import PlacesByPeer, Taken
 from node.reach.settings import ReachSettings
-from node.telemetry.events import Journal
+from node.telemetry.events import Journal, RateLimitedLog
 from node.telemetry.metrics import Metrics
 from node.transport.frames import Streams, parsed, read_frame, write_frame
 from node.transport.limits import FAVOUR
@@ -128,7 +128,7 @@ class Relay:
         self._settings = settings
         self._allow = allow
         self._offers = offers
-        self._journal = journal
+        self._rate_limit = RateLimitedLog(journal)
         self._metrics = metrics
         self.established = established
         """Return True for a member of the run and for a peer that this one has worked with."""
@@ -284,12 +284,9 @@ class Relay:
             await self._refuse(peer, "reservations", why, reader, writer)
             return
         client = self._clients[peer] = _Client(peer, writer)
-        self._journal.emit(
-            "transport",
-            "relay-client",
-            f"relaying for {short(peer)}",
-            "debug",
-            clients=self.clients,
+        text = f"relaying for {short(peer)}"
+        self._rate_limit.emit(
+            peer, "transport", "relay-client", text, "debug", clients=self.clients
         )
         try:
             await write_frame(writer, RelayAnswer(granted=True).SerializeToString())
