@@ -53,6 +53,7 @@ def test_each_news_is_told_once() -> None:
 
 def test_a_certificate_reaches_the_leader_if_its_peer_believes_it() -> None:
     trust = Trust(RUN, checks)
+    trust.learns(proof((E, S1, S2), of=Version(11, "cc" * 16), term=19), 4.0)
     told = briefing(trust)
     tally = VoteTally(trust)
     good = proof((E, S1, S2), of=OURS, term=20)
@@ -62,6 +63,16 @@ def test_a_certificate_reaches_the_leader_if_its_peer_believes_it() -> None:
     bad = certificate(of=THEIRS, term=20, by=(T1,), voters=(E, S1, T1))
     assert tally.show(bad, NO_CELL, 6.0) is None
     assert tally.certificate(THEIRS) is None
+
+
+def test_one_peer_that_is_asked_names_no_voters() -> None:
+    """A leader that has just started knows no voters, and shows all members what it believes."""
+    trust = Trust(RUN, checks)
+    tally = VoteTally(trust)
+    own = certificate(of=OURS, term=10**6, by=(T1, S1), voters=(T1, S1))
+    assert tally.show(own, NO_CELL, 5.0) is None
+    assert tally.certificate(OURS) is None
+    assert trust.quorum == Quorum()
 
 
 def test_a_heartbeat_says_whether_its_sender_may_lead() -> None:
