@@ -17,24 +17,62 @@ MOST_STOPS = 16
 TEMPERATURE = 1.0
 """Temperature where the client names none."""
 REFUSED = (
+    "allowed_token_ids",
     "audio",
+    "bad_words",
     "best_of",
+    "chat_template",
+    "continue_final_message",
+    "dry_multiplier",
+    "dynatemp_range",
     "echo",
     "frequency_penalty",
     "function_call",
     "functions",
+    "grammar",
+    "guided_choice",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "json_schema",
+    "length_penalty",
     "logit_bias",
+    "logits_processors",
     "logprobs",
+    "min_p",
+    "min_tokens",
+    "mirostat",
+    "n_predict",
     "presence_penalty",
+    "prompt_logprobs",
+    "repeat_penalty",
+    "repetition_penalty",
     "response_format",
+    "stop_token_ids",
+    "structured_outputs",
     "suffix",
+    "tfs_z",
     "tools",
     "top_logprobs",
+    "top_n_sigma",
+    "truncate_prompt_tokens",
+    "typical_p",
+    "use_beam_search",
+    "xtc_probability",
 )
-"""Fields that would change the answer and are not supported, unless they have a value of
-:data:`IDLE`."""
+"""Fields of the OpenAI API, and of servers that speak it (vLLM, llama.cpp), that would change the
+answer and are not supported, unless they have a value of :data:`IDLE`."""
 IDLE: tuple[Any, ...] = (None, False, 0, [], {}, "", {"type": "text"})
-_ONE = ("best_of",)
+_ONE = (
+    "best_of",
+    "length_penalty",
+    "repeat_penalty",
+    "repetition_penalty",
+    "tfs_z",
+    "typical_p",
+)
 """Fields for which 1 changes nothing."""
 
 
@@ -111,6 +149,7 @@ def _drawing(body: Mapping[str, Any], most: int) -> GenerateRequest:
         max_tokens=most,
         temperature=_number(body, "temperature", TEMPERATURE, 0.0, 2.0),
         top_p=top_p,
+        top_k=_top_k(body.get("top_k")),
         seed=seed % (1 << 63),
         stop=_stops(body.get("stop")),
     )
@@ -123,6 +162,15 @@ def _number(body: Mapping[str, Any], name: str, usual: float, least: float, most
     if not isinstance(value, int | float) or isinstance(value, bool) or not least <= value <= most:
         raise BadRequest(f"{name} must be a number from {least:g} to {most:g}", name)
     return float(value)
+
+
+def _top_k(value: Any) -> int:
+    """The likeliest tokens among which one is drawn; 0 for all, for which clients also say -1."""
+    if value in (None, -1):
+        return 0
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise BadRequest("top_k must be a whole number, 0 or -1 for all tokens", "top_k")
+    return min(value, (1 << 32) - 1)
 
 
 def _most_tokens(value: Any, usual: int) -> int:

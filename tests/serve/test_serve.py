@@ -10,6 +10,7 @@ import pytest
 from node.core.errors import ExitCode, LocalFault, NetworkFault, UsageFault
 from node.reach.interfaces import check_free
 from node.serve.command import listen
+from node.serve.requests import REFUSED, BadRequest, read_chat, read_prompt
 from protos.control_pb2 import Missing
 from tests.serve.conftest import serving
 
@@ -129,6 +130,31 @@ async def test_what_is_not_supported_is_refused_by_name(client, letters, changes
         await client.chat.completions.create(**{"model": "any", "messages": HELLO} | changes)
     assert refused.value.param == param
     assert not letters.asked
+
+
+@pytest.mark.parametrize("read", [read_chat, read_prompt])
+@pytest.mark.parametrize("name", [*REFUSED, "top_k"])
+def test_settings_of_other_servers_are_refused_by_name(read: Any, name: str) -> None:
+    body = {"messages": HELLO, "prompt": "abc", name: "different"}
+    with pytest.raises(BadRequest) as refused:
+        read(body)
+    assert refused.value.param == name
+    for idle in (None, 0):
+        read(body | {name: idle})
+
+
+async def test_a_refused_sampler_answers_400_with_its_name(client, letters, openai):
+    for more in ({"min_p": 0.1}, {"repetition_penalty": 1.1}, {"top_k": 2.5}, {"top_k": -2}):
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.completions.create(model="any", prompt="abc", extra_body=more)
+        assert [refused.value.param] == list(more)
+    assert not letters.asked
+
+
+def test_the_likeliest_tokens_are_taken_over() -> None:
+    for said, asked in ((40, 40), (0, 0), (-1, 0), (None, 0), (1 << 40, (1 << 32) - 1)):
+        body = {"messages": HELLO, "top_k": said, "repetition_penalty": 1.0}
+        assert read_chat(body).generate.top_k == asked
 
 
 async def test_idle_settings_and_parts_of_text_are_taken(client, letters):
