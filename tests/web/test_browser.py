@@ -1,6 +1,7 @@
 """The page in a real browser, where playwright and Chromium are installed."""
 
 import asyncio
+import re
 import shutil
 import threading
 from collections.abc import Iterator
@@ -122,11 +123,9 @@ class Talk:
 
     def begun(self) -> str:
         """Wait for the first letters of an answer that stands still, and return them."""
-        shown = (
-            "document.querySelectorAll('#talk p')[1]?.textContent.length >= 'model: Once'.length"
-        )
-        self.page.wait_for_function(shown, timeout=60_000)
-        return self.page.locator("#talk p").all_inner_texts()[1].removeprefix("model: ")
+        answer = self.page.locator("#talk p", has_text=re.compile("^model: .{4}"))
+        answer.wait_for(timeout=60_000)
+        return answer.inner_text().removeprefix("model: ")
 
     def asked(self) -> list[tuple[str, str]]:
         """Messages of the newest question."""
