@@ -80,9 +80,9 @@ async def hub(canned: Canned) -> AsyncIterator[Hub]:
 
 
 @contextlib.asynccontextmanager
-async def serving(hub: Hub, canned: Any, token: str = "") -> AsyncIterator[str]:
-    """The base URL of a server in this loop."""
-    sock = listen("127.0.0.1", 0, token)
+async def serving(hub: Hub, canned: Any, token: str = "", port: int = 0) -> AsyncIterator[str]:
+    """The base URL of a server in this loop. ``port``: 0 for a free one."""
+    sock = listen("127.0.0.1", port, token)
     port = sock.getsockname()[1]
     app = Page(hub, token, port, Endpoint(canned, token).app()).app()
     server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))

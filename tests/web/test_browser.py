@@ -1,6 +1,7 @@
 """The page in a real browser, where playwright and Chromium are installed."""
 
 import asyncio
+import contextlib
 import re
 import shutil
 import threading
@@ -49,17 +50,17 @@ class Opened:
         self.page.wait_for_selector("#tiles .value", timeout=60_000)
 
 
-@pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[str, Canned]]:
-    """A server in a thread of its own, and the daemon behind it: playwright blocks this one."""
-    canned = Canned(CannedCrowd(), str(tmp_path))
+@contextlib.contextmanager
+def server(canned: Canned, token: str = "", port: int = 0) -> Iterator[str]:
+    """A server in a thread of its own, for playwright blocks this one."""
     found = []
     ready = threading.Event()
     loop = asyncio.new_event_loop()
     end = asyncio.Event()
 
     async def run() -> None:
-        async with serving(Hub(canned, PageOffer(prompt="The ", chat=True)), canned) as where:
+        hub = Hub(canned, PageOffer(prompt="The ", chat=True))
+        async with serving(hub, canned, token, port) as where:
             found.append(where)
             ready.set()
             await end.wait()
@@ -67,9 +68,19 @@ def served(tmp_path: Path) -> Iterator[tuple[str, Canned]]:
     thread = threading.Thread(target=loop.run_until_complete, args=(run(),))
     thread.start()
     assert ready.wait(60)
-    yield found[0], canned
-    loop.call_soon_threadsafe(end.set)
-    thread.join(60)
+    try:
+        yield found[0]
+    finally:
+        loop.call_soon_threadsafe(end.set)
+        thread.join(60)
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[tuple[str, Canned]]:
+    """A server, and the daemon behind it."""
+    canned = Canned(CannedCrowd(), str(tmp_path))
+    with server(canned) as where:
+        yield where, canned
 
 
 @pytest.fixture
@@ -166,6 +177,18 @@ def test_missing_stages_are_said_beside_the_answer(browser, served):
     talk.ended()
     notes = talk.page.locator("#talk p.fault").all_inner_texts()
     assert notes == ["note: without block stage 2, of 5"]
+
+
+def test_a_page_goes_to_the_entrance_of_a_server_that_began_anew(browser, tmp_path):
+    canned = Canned(CannedCrowd(9, 1, 3), str(tmp_path))
+    page = browser.new_context().new_page()
+    with server(canned, "some-words") as where:
+        page.goto(where)
+        page.fill("input[name=token]", "some-words")
+        page.keyboard.press("Enter")
+        page.wait_for_selector("#tiles .value", timeout=60_000)
+    with server(canned, "some-words", int(where.rpartition(":")[2])):
+        page.wait_for_selector("input[name=token]", timeout=60_000)
 
 
 def test_an_export_opens_from_the_disk(browser, tmp_path):

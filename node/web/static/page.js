@@ -578,10 +578,18 @@ function listen() {
     byId("health").className = "pill";
     setText("health", "not connected");
     tell("No connection to the server of this page; trying again. It runs as  tutti web");
-    if (source.readyState !== EventSource.CLOSED) return;
-    source.close();
-    setTimeout(listen, 15000);
+    if (source.readyState === EventSource.CLOSED) refused();
   });
+}
+
+// The browser does not tell a script which answer closed its stream.
+async function refused() {
+  setTimeout(listen, 15000);
+  const got = await fetch("stream").catch(() => null);
+  if (!got) return;
+  if (got.status === 401) location.reload(); // a server that began anew knows no earlier visitor
+  if (got.ok) await got.body.cancel();
+  else tell(await reason(got));
 }
 
 function begin() {
