@@ -20,7 +20,7 @@ from node.local.optimizer import CutSteps
 from node.local.program import Program, local_part
 from node.local.ranks import Handle, Ranks
 from node.local.split import cut_of
-from node.model.device import Device, gpus
+from node.model.device import Device, gpu_number, gpus
 from node.model.documents import NO_TARGET, for_loss
 from node.model.settings import ModelSettings
 from node.model.stages import Ends
@@ -292,12 +292,11 @@ def device_names(name: str, count: int) -> list[str]:
     wanted = name.strip().lower()
     if wanted == "cpu" or (wanted == "auto" and not gpus()):
         return ["cpu"] * count
-    first = "cuda:0"
+    first = 0
     if wanted not in ("auto", "cuda"):
-        first = str(Device.pick(wanted).device)
-    _, _, number = first.partition(":")
-    names = [f"cuda:{int(number) + i}" for i in range(count)]
-    Device.pick(names[-1])
+        first = gpu_number(wanted)
+    names = [f"cuda:{first + i}" for i in range(count)]
+    gpu_number(names[-1])
     return names
 
 

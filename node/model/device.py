@@ -189,7 +189,7 @@ class Device:
         if wanted == "auto" and not usable:
             return cls(torch.device("cpu"))
         if not usable:
-            usable = [_numbered(name)]
+            usable = [gpu_number(name)]
         refused: list[str] = []
         for index in usable:
             why = refusal(index)
@@ -324,7 +324,7 @@ def set_threads(threads: int, onednn: bool | None = None) -> None:
         follow(onednn)
 
 
-def _numbered(name: str) -> int:
+def gpu_number(name: str) -> int:
     """The number of the GPU that is called "cuda" or "cuda:N". Raises UsageFault for another name,
     OutOfResources for a GPU that is not there."""
     wanted = name.strip().lower()
