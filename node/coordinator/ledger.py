@@ -26,7 +26,6 @@ class VoteLedger:
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._file = -1
         self._row = (-1, 0, 0, 0, b"")
         """The newest row, as it is written."""
         if path is not None:
@@ -62,10 +61,12 @@ class VoteLedger:
             return
         row = _ROW.pack(*self._row)
         with contextlib.suppress(OSError):
-            if self._file < 0:
-                self._path.parent.mkdir(parents=True, exist_ok=True)
-                self._file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
-            os.pwrite(self._file, row + _CRC.pack(zlib.crc32(row)), self._row[0] % 2 * _SIZE)
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            file = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                os.pwrite(file, row + _CRC.pack(zlib.crc32(row)), self._row[0] % 2 * _SIZE)
+            finally:
+                os.close(file)
 
 
 def _rows(raw: bytes) -> Iterator[tuple[int, int, int, int, bytes]]:

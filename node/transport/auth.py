@@ -50,10 +50,12 @@ _PLACE_LOST = (
 
 @dataclass(eq=False)
 class _Call:
-    """A call under way. ``ends``: the reason for which it is ended, when it is."""
+    """A call under way. ``where``: gRPC's name for the caller's end of the connection. ``ends``:
+    the reason for which it is ended, when it is."""
 
     peer: PeerId
     method: str
+    where: str
     block: str
     admitted: asyncio.Timeout
     ends: tuple[grpc.StatusCode, str] = _EXPIRED
@@ -116,6 +118,11 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         """The peer that the token in a call's metadata names; None for an unknown token."""
         shown = (value for key, value in metadata or () if key == TOKEN_KEY)
         return self._tokens.owner(str(next(shown, "")))
+
+    def running(self) -> list[tuple[str, PeerId]]:
+        """For each call under way gRPC's name for the caller's end of the connection, and the
+        caller."""
+        return [(call.where, call.peer) for call in self._running]
 
     def end(
         self,
@@ -276,7 +283,8 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         if not (left := self._tokens.left(peer)):
             await context.abort(*_EXPIRED)
         admitted = asyncio.timeout(left if left < LONGEST_S else None)
-        call = _Call(peer, method, self._block(context.peer(), peer), admitted)
+        where = context.peer()
+        call = _Call(peer, method, where, self._block(where, peer), admitted)
         await self._take(call, context)
         try:
             try:

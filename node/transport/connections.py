@@ -5,8 +5,8 @@ connections to end. gRPC itself only bounds their number, so a peer that opens a
 keep all others out.
 
 A connection ends if no call with a token came over it for :data:`UNKNOWN_S`; a stranger's ends
-after :data:`IDLE_S` without a call. Half of the places is for established peers; strangers share
-the other half by address block and by key, as with calls.
+after :data:`IDLE_S` without a call, from the end of the last one. Half of the places is for
+established peers; strangers share the other half by address block and by key, as with calls.
 """
 
 import os
@@ -61,7 +61,8 @@ class Connections:
         looks."""
 
     def called(self, where: str, peer: PeerId, now: float) -> None:
-        """``peer`` made a call over a connection; ``where`` is gRPC's name for its other end."""
+        """``peer`` makes a call over a connection, or its call goes on; ``where`` is gRPC's name
+        for the other end."""
         if (remote := remote_of(where)) is not None:
             self._called[remote] = peer, now
 

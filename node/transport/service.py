@@ -47,7 +47,7 @@ from node.transport.addresses import grpc_target, join_host, multiaddr, split_mu
 from node.transport.ask import Asking
 from node.transport.auth import AuthInterceptor, Callers
 from node.transport.clocks import PeerClocks
-from node.transport.connections import Connections, descriptors, hang_up, incoming
+from node.transport.connections import Connection, Connections, descriptors, hang_up, incoming
 from node.transport.desk import ServiceDesk
 from node.transport.frames import StreamEnded
 from node.transport.handshake import Acquaintance, Admit, Facts, Handshake, IncompatiblePeer, Tokens
@@ -644,9 +644,15 @@ class Transport:
                     present = await asyncio.to_thread(incoming, self._port)
             if present is None:
                 continue
-            for connection in self._connections.look(present, time.monotonic()):
+            for connection in self._unneeded(present, time.monotonic()):
                 if hang_up(connection):
                     self.refusals.count("connection", connection.remote[0])
+
+    def _unneeded(self, present: Sequence[Connection], now: float) -> list[Connection]:
+        """The incoming connections to end. A connection is in use for as long as a call lasts."""
+        for where, peer in self._auth.running():
+            self._connections.called(where, peer, now)
+        return self._connections.look(present, now)
 
     def _mind_newcomers(self, due: float, now: float) -> None:
         """Let newcomers in as fast as this process bears it, and say that some wait."""

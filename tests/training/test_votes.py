@@ -1,5 +1,7 @@
 """Plans that the last voters stand behind."""
 
+import contextlib
+import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -382,6 +384,23 @@ def test_another_cell_has_votes_of_its_own(tmp_path: Path) -> None:
     ledger.cast(CELL, 3, 0, b"that")
     again = VoteLedger(tmp_path / "votes")
     assert (again.term(CELL), again.term(NO_CELL)) == (3, 0)
+
+
+def open_files() -> set[str]:
+    """Paths of the files that this process has open."""
+    found = set[str]()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(f"/proc/self/fd/{fd}"))
+    return found
+
+
+def test_a_ledger_keeps_no_file_open(tmp_path: Path) -> None:
+    """A peer that changes its stage begins with a new one."""
+    path = tmp_path / "votes"
+    ledger = VoteLedger(path)
+    ledger.cast(NO_CELL, 5, 0, b"this")
+    assert str(path.resolve()) not in open_files()
 
 
 @pytest.mark.parametrize("cut", [0, 1, 40, 80, 100])

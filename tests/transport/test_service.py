@@ -16,10 +16,11 @@ from node.identity.faults import PEERS_KEPT, TokenBucket
 from node.identity.keys import Identity
 from node.inference.forwarding import LIMIT_S
 from node.reach.settings import ReachSettings
+from node.transport.connections import IDLE_S, Connection, remote_of
 from node.transport.service import DESCRIPTORS
 from node.transport.ways import lines, reachable
 from protos import ask_pb2, state_pb2, state_pb2_grpc, training_pb2, training_pb2_grpc
-from tests.transport.conftest import fetch, introduce, stream, tell
+from tests.transport.conftest import fetch, introduce, stream, tell, until
 
 
 def reading(transport, name: str, **labels: str) -> float | None:
@@ -79,6 +80,28 @@ async def test_a_line_that_is_not_used_is_closed_and_dialled_anew(swarm):
     assert not a.path(b.peer_id)
     assert await tell(a, b.peer_id) == a.peer_id
     assert not [e for e in a._journal.recent() if e.kind == "line-lost"]
+
+
+async def test_a_stranger_is_not_hung_up_on_while_its_call_lasts(swarm, monkeypatch):
+    monkeypatch.setattr("node.transport.service.LOOK_EVERY_S", 3600.0)
+    a, b = introduce(await swarm(), await swarm())
+    b.source.gate.clear()
+    pieces = await stream(a, b.peer_id)
+    await pieces.read()
+    ((where, caller),) = b._auth.running()
+    assert caller == a.peer_id
+    remote = remote_of(where)
+    assert remote is not None
+    connection = Connection(0, remote)
+    now = time.monotonic()
+    later = 2 * IDLE_S
+    assert b._unneeded([connection], now) == []
+    assert b._unneeded([connection], now + later) == []
+    b.source.gate.set()
+    await pieces.read()
+    await until(lambda: not b._auth.running(), 10)
+    assert b._unneeded([connection], now + later) == []
+    assert b._unneeded([connection], now + 2 * later) == [connection]
 
 
 async def test_a_forgotten_line_leaves_time_for_the_longest_call(swarm, monkeypatch):
