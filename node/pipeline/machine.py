@@ -29,7 +29,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from node.core.ids import ENDS, PeerId
+from node.core.ids import ENDS, PeerId, short
 from node.core.journey import Hop, Path, Plan
 from node.pipeline.accounts import SharedBudget
 from node.pipeline.events import (
@@ -259,7 +259,7 @@ class PipelineMachine:
             case Drop(index, reason):
                 return self._drop(index, reason)
             case Lost():
-                return self._lost(event)
+                return self._lost(event, now)
             case Counted():
                 return self._counted(event)
             case Close(epoch):
@@ -796,8 +796,23 @@ class PipelineMachine:
             actions += [*self._fail_open(key, self.visits.pop(key), reason), Free(key)]
         return actions
 
-    def _lost(self, event: Lost) -> list[Action]:
-        path = self.paths.get(event.index)
-        if path is None or not any(event.caller in self.replicas(hop.stage) for hop in path.hops):
-            return [Answer(Say.REFUSED, "only a peer of its stages reports a micro-batch lost")]
-        return [Answer(Say.TAKE), *self._drop(event.index, event.reason)]
+    def _lost(self, event: Lost, now: float) -> list[Action]:
+        visits = [visit for key, visit in self.visits.items() if key.index == event.index]
+        if not any(self._on_its_way(event.caller, visit, now) for visit in visits):
+            return [Answer(Say.REFUSED, "only a hop of its path reports a micro-batch lost")]
+        why = f"{short(event.caller)} says: {event.reason}"
+        return [Answer(Say.TAKE), *self._drop(event.index, why)]
+
+    def _on_its_way(self, peer: PeerId, visit: Visit, now: float) -> bool:
+        """Return True if a micro-batch can have come to ``peer``, a block-stage replica, by what
+        its origin knows: over the hops of its journey, or in the place of one that is gone or has
+        failed."""
+        return any(
+            peer == hop.peer
+            or (
+                peer in self.replicas(hop.stage)
+                and (hop.peer in self.suspects.gone or self.suspects.has(hop.peer, now))
+            )
+            for hop in visit.journey
+            if hop.stage != ENDS
+        )

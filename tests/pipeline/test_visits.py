@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from node.core.ids import PeerId
+from node.core.ids import PeerId, short
 from node.core.journey import Hop, Plan, PlanMember
 from node.pipeline import events as ev
 from node.pipeline.events import Direction, Key, Say, Trouble
@@ -818,14 +818,43 @@ def test_a_dropped_micro_batch_is_dropped_once_with_both_its_visits() -> None:
     assert hop.tell(ev.Drop(0, "late")) == [], "it belongs to another origin"
 
 
-@pytest.mark.parametrize("caller", [S2A, S2B, S3A])
-def test_a_peer_of_its_stages_reports_a_micro_batch_lost(caller: PeerId) -> None:
+@pytest.mark.parametrize("caller", [S1B, S2A, S3B])
+def test_a_hop_of_its_path_reports_a_micro_batch_lost(caller: PeerId) -> None:
     scene = Scene(ORIGIN)
     scene.tell(ev.Start(0))
     lost = ev.Lost(EPOCH, scene.plan.hash, 0, caller, "nan")
     assert scene.answer(replace(lost, caller=STRANGER))[0] is Say.REFUSED
     assert scene.answer(replace(lost, index=9))[0] is Say.REFUSED
-    assert scene.tell(lost)[:2] == [ev.Answer(Say.TAKE), ev.Dropped(0, "nan")]
+    assert scene.tell(lost)[:2] == [
+        ev.Answer(Say.TAKE),
+        ev.Dropped(0, f"{short(caller)} says: nan"),
+    ]
+
+
+def test_another_replica_reports_a_micro_batch_lost_only_in_the_place_of_a_hop() -> None:
+    def begun() -> Scene:
+        scene = Scene(ORIGIN)
+        scene.tell(ev.Start(0))
+        return scene
+
+    lost = ev.Lost(EPOCH, begun().plan.hash, 0, S2B, "nan")
+    assert begun().answer(lost)[0] is Say.REFUSED, "the path leads over s2a, which is well"
+    scene = begun()
+    scene.tell(ev.PeerDied(S2A))
+    assert scene.answer(lost)[0] is Say.TAKE
+    scene = begun()
+    scene.machine.suspects.add(S2A, 0.0)
+    assert scene.answer(replace(lost, caller=S3A))[0] is Say.REFUSED, "of another stage"
+    assert scene.answer(lost)[0] is Say.TAKE
+    scene = begun()
+    scene.come(FORWARD, S3B, scene.claim(4, s2=S2B))
+    assert scene.answer(lost)[0] is Say.TAKE, "it came home over s2b"
+    scene = begun()
+    scene.computed(key=START)
+    (sent,) = scene.tell(ev.Turned(START, FORWARD, S1B, Trouble.BUSY))
+    assert isinstance(sent, ev.Send)
+    assert sent.peer == S1A
+    assert scene.answer(replace(lost, caller=S1A))[0] is Say.TAKE
 
 
 def test_an_origin_gives_up_what_nobody_takes_or_its_device_breaks() -> None:
