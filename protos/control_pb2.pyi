@@ -378,18 +378,20 @@ class EpochLine(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., tokens: _Optional[int] = ..., loss: _Optional[float] = ..., loss_val: _Optional[float] = ..., seconds: _Optional[float] = ..., repaired: _Optional[int] = ..., epochs: _Optional[int] = ...) -> None: ...
 
 class WorkLine(_message.Message):
-    __slots__ = ("peer", "name", "stage", "micro_batches", "epochs")
+    __slots__ = ("peer", "name", "stage", "micro_batches", "epochs", "of_stage")
     PEER_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     STAGE_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCHES_FIELD_NUMBER: _ClassVar[int]
     EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    OF_STAGE_FIELD_NUMBER: _ClassVar[int]
     peer: str
     name: str
     stage: int
     micro_batches: int
     epochs: int
-    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., stage: _Optional[int] = ..., micro_batches: _Optional[int] = ..., epochs: _Optional[int] = ...) -> None: ...
+    of_stage: int
+    def __init__(self, peer: _Optional[str] = ..., name: _Optional[str] = ..., stage: _Optional[int] = ..., micro_batches: _Optional[int] = ..., epochs: _Optional[int] = ..., of_stage: _Optional[int] = ...) -> None: ...
 
 class PeersRequest(_message.Message):
     __slots__ = ("all",)

@@ -70,7 +70,8 @@ PAUSED_APART_S = 30.0
 clocks differ."""
 LOOPBACK = {"127.0.0.1", "::1"}
 WORKERS = 256
-"""Most peers in an answer about the history, each with its work at one stage."""
+"""Most peers in an answer about the history, each with its work at one stage; this peer is in it in
+any case."""
 MEASURE_S = 5.0
 """Seconds between two looks at the numbers of the metrics page."""
 
@@ -680,7 +681,7 @@ class SnapshotBuilder:
                     epochs=line.epochs,
                 )
             )
-        for w in h.work(WORKERS):
+        for w in h.work(WORKERS, self._d.identity.peer_id):
             answer.work.append(
                 pb.WorkLine(
                     peer=w.peer,
@@ -688,6 +689,7 @@ class SnapshotBuilder:
                     stage=w.stage,
                     micro_batches=w.micro_batches,
                     epochs=w.epochs,
+                    of_stage=w.of_stage,
                 )
             )
         return answer

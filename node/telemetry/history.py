@@ -51,12 +51,14 @@ class EpochLine:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Micro-batches of committed epochs that plans gave to one peer at one stage."""
+    """Micro-batches of committed epochs that plans gave to one peer at one stage. ``of_stage``:
+    those of all peers at this stage."""
 
     peer: PeerId
     stage: int
     micro_batches: int
     epochs: int
+    of_stage: int
 
 
 class History:
@@ -73,6 +75,8 @@ class History:
         """Micro-batches of the newest plan by peer and stage."""
         self._micro_batches = Counter[tuple[PeerId, int]]()
         self._epochs = Counter[tuple[PeerId, int]]()
+        self._of_stage = Counter[int]()
+        """Micro-batches of all peers by stage."""
 
     def planned(self, plan: Plan, seconds: float = 0.0, repaired: int = 0) -> EpochLine | None:
         """Take a plan, which reports on the epoch before it. ``seconds``: duration of that epoch, 0
@@ -97,11 +101,14 @@ class History:
         newest_first = takewhile(lambda line: line.epoch > epoch, reversed(self._lines))
         return [*newest_first][::-1]
 
-    def work(self, most: int) -> list[Work]:
-        """At most ``most`` places, those with most micro-batches first."""
+    def work(self, most: int, me: PeerId) -> list[Work]:
+        """At most ``most`` places, those with most micro-batches first; behind them the other
+        places of ``me``."""
+        ranked = self._micro_batches.most_common()
+        chosen = [*ranked[:most], *(one for one in ranked[most:] if one[0][0] == me)]
         return [
-            Work(peer, stage, count, self._epochs[peer, stage])
-            for (peer, stage), count in self._micro_batches.most_common(most)
+            Work(peer, stage, count, self._epochs[peer, stage], self._of_stage[stage])
+            for (peer, stage), count in chosen
         ]
 
     def _goes_on(self, plan: Plan, seconds: float, repaired: int) -> EpochLine | None:
@@ -138,6 +145,8 @@ class History:
         """The micro-batches of the newest plan are committed."""
         self._micro_batches.update(self._given)
         self._epochs.update(self._given.keys())
+        for (_, stage), count in self._given.items():
+            self._of_stage[stage] += count
         if len(self._micro_batches) > MOST_WORKERS:
             kept = self._micro_batches.most_common(MOST_WORKERS * 3 // 4)
             self._micro_batches = Counter(dict(kept))

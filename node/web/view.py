@@ -7,7 +7,6 @@ takes one for markup.
 
 import math
 import re
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -319,12 +318,11 @@ def _time(time_s: Mapping[str, float]) -> dict[str, float]:
 
 
 def _work(state: State) -> dict[str, Any]:
-    """Places with most work, each with its share of the work at its stage."""
-    of_stage = Counter[int]()
-    for line in state.work:
-        of_stage[line.stage] += line.micro_batches
+    """Places with most work and those of this node, each with its share of the work at its
+    stage."""
+    own = [line for line in state.work[MOST_WORK:] if line.peer == state.snapshot.peer]
     rows: dict[str, Any] = {}
-    for line in state.work[:MOST_WORK]:
+    for line in [*state.work[:MOST_WORK], *own]:
         if not _KEY.fullmatch(line.peer):
             continue
         rows[f"{line.peer}-{line.stage}"] = {
@@ -332,7 +330,7 @@ def _work(state: State) -> dict[str, Any]:
             "id": short(PeerId(line.peer)),
             "place": stage_name(line.stage),
             "count": line.micro_batches,
-            "share": round(line.micro_batches / max(1, of_stage[line.stage]), 3),
+            "share": round(line.micro_batches / max(1, line.of_stage), 3),
             "epochs": line.epochs,
             "self": line.peer == state.snapshot.peer,
         }

@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import math
 import signal
+from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -114,6 +115,7 @@ class CannedCrowd(CannedWindow):
                 micro_batches=4_000 - 60 * n,
                 epochs=120 - n,
             )
+        self._count_stages()
 
     def step(self) -> None:
         """One more epoch."""
@@ -133,9 +135,17 @@ class CannedCrowd(CannedWindow):
         for work in self.past.work:
             work.micro_batches += 8
             work.epochs += 1
+        self._count_stages()
         self.journal.emit(
             "training", "epoch-committed", f"epoch {s.epoch}/400 committed, loss {s.loss:.3f}"
         )
+
+    def _count_stages(self) -> None:
+        counted = Counter[int]()
+        for work in self.past.work:
+            counted[work.stage] += work.micro_batches
+        for work in self.past.work:
+            work.of_stage = counted[work.stage]
 
     async def generate(self, request: pb.GenerateRequest) -> AsyncIterator[pb.Piece]:
         """Words that are the more mistaken the higher the loss is."""

@@ -19,6 +19,7 @@ def builder(tmp_path, manifest: Manifest | None) -> SnapshotBuilder:
         manifest=manifest,
         config=NodeConfig.load({"home": tmp_path}, {}),
         assembled=None,
+        identity=SimpleNamespace(peer_id="B" * 6),
         clock=SystemClock(),
         metrics=SimpleNamespace(epoch_seconds=SimpleNamespace(observe=lambda seconds: None)),
     )
@@ -49,9 +50,9 @@ async def test_a_daemon_tells_its_epochs_and_whose_work_is_in_them(tmp_path):
         (2, 200, 1),
         (3, 300, 1),
     ]
-    assert {(w.name, w.stage, w.micro_batches, w.epochs) for w in answer.work} == {
-        ("brisk-otter", 0, 3, 3),
-        ("", 1, 3, 3),
+    assert {(w.name, w.stage, w.micro_batches, w.epochs, w.of_stage) for w in answer.work} == {
+        ("brisk-otter", 0, 3, 3, 3),
+        ("", 1, 3, 3, 3),
     }
     assert list(answer.stage_bytes) == []
     more = await made.history(2, answer.edition)

@@ -40,14 +40,14 @@ def test_every_plan_reports_on_the_epoch_before_it():
 
 def test_work_counts_when_its_epoch_is_committed():
     history = after(plan(0))
-    assert history.work(9) == []
+    assert history.work(9, A) == []
     history.planned(plan(0), 0.0)  # the attempt was repeated
     history.planned(plan(1), 0.0)
-    found = {(w.peer, w.stage): (w.micro_batches, w.epochs) for w in history.work(9)}
+    found = {(w.peer, w.stage): (w.micro_batches, w.epochs) for w in history.work(9, A)}
     assert found == {(A, 0): (2, 1), (B, 1): (1, 1), (C, 1): (1, 1)}
-    assert [w.peer for w in history.work(1)] == [A]
+    assert [w.peer for w in history.work(1, A)] == [A]
     history.planned(plan(7), 0.0)  # epochs that this peer missed
-    assert {(w.peer, w.epochs) for w in history.work(9)} == {(A, 1), (B, 1), (C, 1)}
+    assert {(w.peer, w.epochs) for w in history.work(9, A)} == {(A, 1), (B, 1), (C, 1)}
 
 
 def test_a_swarm_that_went_back_has_another_edition():
@@ -66,7 +66,17 @@ def test_a_daemon_that_started_again_has_another_edition():
 
 def test_another_cell_counts_no_work_of_the_old_one():
     history = after(plan(1, cell_id="a" * 16), plan(2, cell_id="b" * 16))
-    assert history.work(9) == []
+    assert history.work(9, A) == []
+
+
+def test_the_own_work_is_told_with_the_work_of_its_whole_stage():
+    busy = tuple(Hop(1, f"busy{n:03}") for n in range(300))
+    rare = (Path(0, C, (0,), busy), Path(1, C, (1,), (*busy, Hop(2, A), Hop(2, B))))
+    found = after(plan(0, paths=rare), plan(1)).work(256, A)
+    assert len(found) == 257
+    assert {w.of_stage for w in found if w.stage == 1} == {600}
+    own = found[-1]
+    assert (own.peer, own.stage, own.micro_batches, own.of_stage) == (A, 2, 1, 2)
 
 
 def test_old_epochs_are_put_together():
@@ -92,6 +102,6 @@ def test_the_memory_of_workers_is_bounded():
         hops = tuple(Hop(1, f"{epoch:03}{n:03}") for n in range(200))
         paths = (Path(0, A, (0,), hops),)
         history.planned(plan(epoch, paths=paths), 0.0)
-    found = history.work(10_000)
+    found = history.work(10_000, A)
     assert len(found) <= MOST_WORKERS
     assert found[0].peer == A, "those with most work stay"

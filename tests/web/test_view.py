@@ -8,7 +8,15 @@ import pytest
 from node.control.text import covers, status_lines
 from node.core.errors import LocalFault
 from node.web.samples import MOST, MOST_TEXT, TextSample
-from node.web.view import MOST_BYTES, MOST_PEERS, State, document, is_last, without_answer
+from node.web.view import (
+    MOST_BYTES,
+    MOST_PEERS,
+    MOST_WORK,
+    State,
+    document,
+    is_last,
+    without_answer,
+)
 from node.web.wishes import wishes
 from protos.ask_pb2 import PeersAnswer
 from protos.control_pb2 import EpochLine, Event, ReceiptsLine, Snapshot, WorkLine
@@ -222,14 +230,24 @@ def test_a_silent_daemon_leaves_the_last_document():
 
 def test_the_share_of_a_peer_is_of_its_stage():
     work = [
-        WorkLine(peer=ME, stage=1, micro_batches=30),
-        WorkLine(peer="A", stage=1),
-        WorkLine(peer="B", stage=1, micro_batches=10),
+        WorkLine(peer=ME, stage=1, micro_batches=30, of_stage=40),
+        WorkLine(peer="A", stage=1, of_stage=40),
+        WorkLine(peer="B", stage=1, micro_batches=10, of_stage=40),
         WorkLine(peer="C", stage=2),
     ]
     made = document(State(at=0.0, snapshot=training_snapshot(), answer=some_peers(), work=work))
     assert made["work"][f"{ME}-1"]["share"] == 0.75
     assert made["me"]["Share"] == "75% of the micro-batches at its stage"
+
+
+def test_shares_are_of_the_whole_stage_and_the_own_place_is_shown():
+    work = [WorkLine(peer=f"A{n}", stage=1, micro_batches=4, of_stage=1202) for n in range(300)]
+    work.append(WorkLine(peer=ME, stage=2, micro_batches=3, of_stage=12))
+    made = document(State(at=0.0, snapshot=training_snapshot(), answer=some_peers(), work=work))
+    assert len(made["work"]) == MOST_WORK + 1
+    assert made["work"]["A0-1"]["share"] == round(4 / 1202, 3)
+    assert made["work"][f"{ME}-2"]["share"] == 0.25
+    assert made["me"]["Share"] == "25% of the micro-batches at its stage"
 
 
 def test_the_share_of_the_swarms_work_is_said_by_receipts():
