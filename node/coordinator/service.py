@@ -218,9 +218,9 @@ class Training(rpc.TrainingServicer):
             raise WireError("two votes that do not prove that their peer has voted twice")
         self._bar()
 
-    def _bar(self) -> bool:
+    def _bar(self) -> frozenset[PeerId]:
         """Refuse for a while the peers that were newly found to have voted twice; their votes no
-        longer count. Return True if there are any."""
+        longer count. Returns these peers."""
         found = self.admission.trust.doubles.news()
         for d in found:
             self.kit.journal.emit(
@@ -236,7 +236,7 @@ class Training(rpc.TrainingServicer):
                 self.kit.transport.fault(d.peer, "voted for two results of one attempt", BARS)
         if found:
             self.reporting.hurry()
-        return bool(found)
+        return frozenset(d.peer for d in found)
 
     async def _clockwork(self) -> None:
         patience = self.kit.transport.patience
@@ -385,7 +385,7 @@ class Training(rpc.TrainingServicer):
         if not self.admission.trust.vote_is_signed(vote, e.peer, signature):
             raise WireError("a vote whose signature is wrong")
         self.admission.trust.doubles.saw(vote, e.peer, signature)
-        if self._bar():
+        if e.peer in self._bar():
             return False
         self.leading.mandate.cast(e.peer, vote, signature)
         return True

@@ -1,6 +1,7 @@
 """A peer that votes for two results of one attempt: its treatment, and the fate of its votes."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from node.epoch.leader.leader import Leader
 from protos import training_pb2 as pb
 from tests.training.briefed import BriefedLeader
 from tests.training.run_facts import facts
+from tests.training.test_damaged import taking_part
 from tests.training.test_leader import S1, S2, T1, T2, E, heard, kinds, next_plan, reported, tell
 from tests.training.test_votes import (
     HERE,
@@ -168,6 +170,23 @@ def test_more_proofs_than_anybody_tells_are_refused() -> None:
 
 
 ALL = (E, S1, S2, T1, T2)
+
+
+async def test_a_proof_about_another_peer_costs_nobody_its_vote(
+    rig: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, _ = await rig.trained("a", 1)
+    t = taking_part(a)
+    trust = t.admission.trust
+    monkeypatch.setattr(trust, "_check", lambda *signed: True)
+    votes = [vote(), vote(OTHER)]
+    monkeypatch.setattr(t.leading, "vote_in", lambda event: votes.pop(0))
+    assert trust.doubles.shown(proof(C)), "nobody was told of it here yet"
+    word = ev.Committed(D, "plan", 0, "digest", voted=True)
+    assert t._counts(word, b"signature")
+    assert not t._counts(word, b"signature"), "its own second vote"
+    assert trust.doubles.peers == {C, D}
+    await t.close()
 
 
 def committing(liars: tuple[PeerId, ...]) -> list[object]:
