@@ -10,9 +10,10 @@
   d  memory planned beside memory measured
   e  Muon's step: exactness, operations a second, share of an epoch
 
-Each part is a process of its own with a limit of time. They run in the order a, c, e, d, b: cheap
-news first. A part prints each row at once, so its rows survive its failure. ``benchmarks/gpu.md``
-says how to take all this to a machine without an index.
+Each part is a process of its own with a limit of time. They run in the order a, b, c, e, d: the
+machine, the swarm, then what explains it. A part prints each row at once, and FILE has it at once;
+parts that did not come to their end are rows that do not hold, also after SIGTERM.
+``benchmarks/gpu.md`` says how to take all this to a machine without an index.
 """
 
 import argparse
@@ -28,23 +29,57 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from benchmarks.report import ROOT, Report, Row, chosen, command_line
 from node.core.errors import ExitCode, LocalFault
 
-PARTS = {"a": "imports", "c": "autocast", "e": "muon", "d": "memory", "b": "swarm"}
+PARTS = {"a": "imports", "b": "swarm", "c": "autocast", "e": "muon", "d": "memory"}
 """Letter to module of `benchmarks.gpu`, in the order in which they run."""
-LIMIT_S = 120.0
-"""Limit of one part."""
-WITHIN_S = 560.0
-"""Time of all parts; after it no other begins."""
+LIMIT_S = {"a": 45.0, "b": 110.0, "c": 60.0, "e": 45.0, "d": 45.0}
+"""Limit of each part."""
+WITHIN_S = 170.0
+"""Time of all parts; at its end the last one is ended. A machine may be lent for three minutes."""
 GRACE_S = 10.0
 """Seconds between SIGTERM and SIGKILL for a part; its daemons end in between."""
 TAIL = 3
 """Last lines of a failed part's stderr that are repeated in its row."""
+
+
+@dataclass
+class Kept(Report):
+    """A report that is in its file after every row. ``waiting``: letters of the parts that have not
+    ended; ``tree_said``: the commit, where no checkout says it."""
+
+    where: str | None = None
+    waiting: list[str] = field(default_factory=list)
+    tree_said: str = ""
+
+    def add(self, *row: Any, **named: Any) -> Row:
+        made = super().add(*row, **named)
+        self.keep()
+        return made
+
+    def keep(self) -> None:
+        """Write the file, if there is one."""
+        if self.where and self.where != "-":
+            self.write(self.where)
+
+    def write(self, where: str | None, **more: Any) -> list[Row]:
+        told = self.rows
+        self.rows = told + [
+            Row(f"6.{letter} {PARTS[letter]}, the part", "not run", "", "", "runs", holds=False)
+            for letter in self.waiting
+        ]
+        try:
+            return super().write(where, **more)
+        finally:
+            self.rows = told
+
+    def _measured(self) -> str:
+        return self.tree_said or super()._measured()
 
 
 class Telling(Report):
@@ -63,8 +98,9 @@ def main() -> int:
     parser.add_argument("--only", default=",".join(sorted(PARTS)), help="some of the letters above")
     parser.add_argument("--rehearse", action="store_true", help="on a CPU, with tiny shapes")
     parser.add_argument("--device", default="cuda:0", help="the card (default: cuda:0)")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds of a part")
+    parser.add_argument("--limit", type=float, default=0.0, help="seconds of each part")
     parser.add_argument("--within", type=float, default=WITHIN_S, help="seconds of all parts")
+    parser.add_argument("--commit", default="", help="what is measured, where git cannot tell")
     parser.add_argument("--wheels", metavar="DIR", type=Path, help="fetch packages into a folder")
     parser.add_argument("--python", default="", help="Python the packages are for (default: 3.12)")
     parser.add_argument("--part", choices=sorted(PARTS), help=argparse.SUPPRESS)
@@ -81,19 +117,26 @@ def main() -> int:
     except LocalFault as fault:
         print(f"benchmarks.gpu: {fault.what}: {fault.next_step}", file=sys.stderr)
         return int(fault.code)
-    report = Report()
-    began = time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the part is ended first
     words = ["--rehearse"] if asked.rehearse else ["--device", device]
-    for letter in (letter for letter in PARTS if letter in parts):
-        left = asked.within - (time.monotonic() - began)
-        if left <= 0:
-            report.add(f"6.{letter} was not begun", 0, "", "", "begins", holds=False)
-            continue
-        command = [sys.executable, "-m", "benchmarks.gpu", "--part", letter, *words]
-        run(report, f"6.{letter} {PARTS[letter]}", command, min(asked.limit, left))
-        if asked.json and asked.json != "-":
-            report.write(asked.json)
+    waiting = [letter for letter in PARTS if letter in parts]
+    report = Kept(where=asked.json, waiting=waiting, tree_said=asked.commit)
+    report.keep()
+    began = time.monotonic()
+    with contextlib.suppress(KeyboardInterrupt):
+        for letter in tuple(waiting):
+            left = asked.within - (time.monotonic() - began)
+            if left <= 0:
+                break
+            limit = min(asked.limit or LIMIT_S[letter], left)
+            run(report, f"6.{letter} {PARTS[letter]}", command_of(letter, words), limit)
+            waiting.remove(letter)
     return report.end(asked.json)
+
+
+def command_of(letter: str, words: Sequence[str]) -> list[str]:
+    """The command that runs one part."""
+    return [sys.executable, "-m", "benchmarks.gpu", "--part", letter, *words]
 
 
 def require_gpu() -> None:
@@ -133,7 +176,8 @@ def _part(letter: str, device: str, rehearse: bool) -> int:
 
 
 def run(report: Report, name: str, command: Sequence[str], limit_s: float) -> None:
-    """Run a part as a process, add the rows that it tells, and one that says how it ended."""
+    """Run a part as a process, add the rows that it tells, and one that says how it ended. An
+    interrupt ends the part too."""
     began = time.monotonic()
     process = subprocess.Popen(
         command,
@@ -153,8 +197,11 @@ def run(report: Report, name: str, command: Sequence[str], limit_s: float) -> No
     ]
     for reader in readers:
         reader.start()
-    ended = added(report, lines, began + limit_s)
-    code = _end(process, ended)
+    ended = False
+    try:
+        ended = added(report, lines, began + limit_s)
+    finally:
+        code = _end(process, ended)
     for reader in readers:
         reader.join()
     # Told between the limit and the end.

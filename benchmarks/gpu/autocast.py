@@ -7,7 +7,7 @@ and keys, documents that do not see each other.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -23,12 +23,16 @@ from node.kernels.trials import MicroBatch, choose_kernels
 from node.model.cost import LOGITS_AT_ONCE, flops_per_token
 from node.model.documents import NO_TARGET
 from node.model.kernels import EAGER, use
+from node.model.lanes import Mark, lanes_of
 from node.model.precision import Precision
 from node.model.settings import ModelSettings
 from node.model.stages import Blocks, Ends, build
+from node.pipeline.device import DeviceThread, Priority
+from node.pipeline.frames import FrameReader
 from node.pipeline.visit_buffers import Autocast, StageMath, VisitBuffers
 from node.wire.tensors import encode
-from testbed.models.visits import arrived, visit
+from testbed.fakes.slow_lanes import SlowLanes
+from testbed.models.visits import arrived, read, visit
 
 SHAPE = ModelSettings(
     layers=6,
@@ -46,6 +50,8 @@ TINY = ModelSettings(
 )
 SEQUENCES = 8
 FEW = 2
+KERNELS_S = 30.0
+"""Limit of the trials of kernels."""
 Found = tuple[Tensor, Tensor, dict[str, Tensor]]
 """Output or loss, gradient of the input, gradients of the parameters."""
 BF16 = 0.05
@@ -68,6 +74,10 @@ def rows(report: Report, device: str, rehearse: bool) -> None:
     fp32 = once(stage, *first, nullcontext)
     _compare(report, "fp32 on the device, beside the CPU", fp32, beside, FP32)
     _compare(report, "bf16 autocast, beside fp32", once(stage, *first, bench.autocast), fp32, BF16)
+    beside_copies = through_lanes(stage, bench, *first)
+    _compare(
+        report, "fp32, copies beside computations, beside one by one", beside_copies, fp32, FP32
+    )
     _ends(report, bench, shape, first[0])
     _loss(report, bench, shape, x)
     tokens = sequences * shape.seq_len
@@ -109,7 +119,9 @@ def _kernels(
     work = MicroBatch(*micro_batch, documents=False)
     with TemporaryDirectory() as home:
         found = asyncio.run(
-            choose_kernels("auto", stage, bench.device, precision, work, Path(home))
+            choose_kernels(
+                "auto", stage, bench.device, precision, work, Path(home), limit_s=KERNELS_S
+            )
         )
     use(stage, EAGER)
     report.add(
@@ -127,6 +139,41 @@ def once(
     y, dx, share = visit(StageMath(stage, "fp32", context), x, dy, document_ends)
     numbers = [torch.frombuffer(bytearray(raw), dtype=torch.float32) for raw in (y, dx)]
     return numbers[0], numbers[1], dict(share)
+
+
+def through_lanes(
+    stage: nn.Module, bench: Bench, x: Tensor, dy: Tensor, document_ends: Sequence[int]
+) -> Found:
+    """As :func:`once` in fp32, by the lanes and threads of a daemon's device thread."""
+    lanes = lanes_of(bench.device.device)
+    if not lanes.beside:
+        lanes = SlowLanes(0.0, 0.0, beside=True)
+    math = StageMath(stage, "fp32")
+    math.use(lanes)
+    thread = DeviceThread(lanes=lanes, begin=bench.device.make_current)
+    work = arrived(x, document_ends, locked=math.on_gpu)
+
+    async def job(compute: Callable[[VisitBuffers], None], came: FrameReader | None) -> None:
+        def issue() -> Mark:
+            compute(work)
+            return lanes.mark()
+
+        if came is not None:
+            await thread.beside(lambda: math.receive(came))
+        await thread.run_through(issue, lambda mark: math.deliver(work, mark), Priority.VISIT)
+
+    async def both() -> None:
+        await job(math.forward, work.input)
+        work.gradient = read(dy, locked=math.on_gpu)
+        await job(math.backward, work.gradient)
+
+    try:
+        asyncio.run(both())
+    finally:
+        thread.close()
+    sent = (bytearray(work.output or b""), bytearray(work.upstream or b""))
+    y, dx = (torch.frombuffer(raw, dtype=torch.float32) for raw in sent)
+    return y, dx, dict(work.share or {})
 
 
 def _ends(report: Report, bench: Bench, shape: ModelSettings, h: Tensor) -> None:

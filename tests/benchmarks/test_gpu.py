@@ -1,7 +1,9 @@
 """The benchmark of a GPU, tested on a CPU."""
 
+import contextlib
 import json
 import math
+import os
 import queue
 import re
 import subprocess
@@ -16,11 +18,15 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from benchmarks.gpu import __main__ as gpu
+from benchmarks.gpu import autocast, swarm
 from benchmarks.gpu.bench import Bench, differs
 from benchmarks.gpu.imports import APART, EACH
 from benchmarks.gpu.wheels import MODULES, MOST, SOURCE, THERE, digests, pins
 from benchmarks.report import Report
+from node.app.daemon import TUNING_S
 from node.core.errors import ExitCode, UsageFault
+from node.model.device import Device
+from node.model.stages import build
 
 ROW = json.dumps({"name": "6.x one", "value": 1, "unit": "of 2", "target": "2", "holds": False})
 ONLY = """
@@ -84,6 +90,62 @@ def test_how_a_part_ended_is_a_row(end, limit, holds, said, monkeypatch):
         assert report.rows[0].name == "6.x one", "what it told before counts"
 
 
+PAUSED = f"import os, signal; print({ROW!r}, flush=True); print(os.getpid(), flush=True)"
+ENDED = f"""
+import sys
+from benchmarks.gpu import __main__ as gpu
+gpu.command_of = lambda letter, words: [sys.executable, "-c", {PAUSED!r} + "; signal.pause()"]
+sys.exit(gpu.main())
+"""
+
+
+def test_an_end_from_outside_ends_the_part_and_leaves_a_whole_result(root: Path, tmp_path: Path):
+    made = tmp_path / "gpu.json"
+    words = ["--rehearse", "--only", "b,d", "--json", str(made), "--commit", "abc"]
+    command = [sys.executable, "-c", ENDED, *words]
+    with subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True) as program:
+        assert program.stderr is not None
+        # What is no row is repeated there.
+        part = next(int(line) for line in program.stderr if line.strip().isdigit())
+        before = json.loads(made.read_text())
+        program.terminate()
+        program.stderr.read()
+    assert program.returncode == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(part, 0)
+    for found in (before, json.loads(made.read_text())):
+        assert found["commit"] == "abc"
+        rows = {row["name"]: row["holds"] for row in found["results"]}
+        missing = ["6.b swarm, the part", "6.d memory, the part"]
+        assert rows == {"6.x one": False, **dict.fromkeys(missing, False)}
+
+
+def test_all_parts_together_fit_into_the_time_of_a_lent_machine():
+    assert gpu.PARTS.keys() == gpu.LIMIT_S.keys()
+    assert max(gpu.LIMIT_S.values()) < gpu.WITHIN_S <= 180
+
+
+@pytest.mark.parametrize("kind", ["cuda:0", "cpu"])
+def test_daemons_have_time_to_start(kind: str):
+    """Each waits for the measurement of the optimizer's products, and none tries kernels."""
+    device = Device(torch.device(kind))
+    assert ("kernels=eager" in swarm.settings(Bench(kind, device, False))) is device.is_cuda
+    assert swarm.START_S > TUNING_S
+
+
+def test_a_visit_by_the_threads_of_a_daemon_gives_the_same_tensors():
+    stage = build(autocast.TINY, 1, 1)
+    x, dy = torch.randn(2, 1, 64, 64)
+    one, other = (
+        autocast.once(stage, x, dy, (5,), contextlib.nullcontext),
+        autocast.through_lanes(stage, Bench("cpu", cpu(), True), x, dy, (5,)),
+    )
+    assert torch.equal(one[0], other[0])
+    assert torch.equal(one[1], other[1])
+    assert one[2].keys() == other[2].keys()
+    assert all(torch.equal(one[2][name], g) for name, g in other[2].items())
+
+
 def test_what_is_carried_is_pinned_and_written_down(root: Path):
     versions = pins()
     page = (root / "benchmarks" / "gpu.md").read_text()
@@ -135,8 +197,6 @@ def test_the_most_that_tensors_took_is_counted_in_bytes():
 
 
 def cpu():
-    from node.model.device import Device
-
     return Device.pick("cpu")
 
 
