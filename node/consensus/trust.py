@@ -3,9 +3,10 @@ the plans that certificate and support allow. Pure. Enters: certificates, warran
 function that checks a signature. Leaves: the statements that count, the reason why a plan is not
 followed. Never: the choice of voters; that is the leader's.
 
-A member follows a plan of the leader that it followed before if the plan starts from the version
-that the member made itself, or from one with a certificate. A plan of any other leader needs the
-support of a majority of the last voters.
+A member follows a plan of the leader that it followed before if the plan starts from the version of
+the newest certificate, or brings the certificate of the version that it starts from, also if the
+member made that version itself. A plan of any other leader needs the support of a majority of the
+last voters.
 """
 
 from collections.abc import Callable, Sequence

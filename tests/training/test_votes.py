@@ -146,6 +146,8 @@ def backed(
 
 
 WHY = {
+    "uncertified": (plan(A, NEXT), Warrant(), "certified"),
+    "certified-last": (plan(A, HERE), Warrant(), ""),
     "another-version": (plan(A, NEXT), Warrant(certificate(HERE, VOTERS)), "certificate"),
     "another-cell": (plan(A, NEXT), Warrant(replace(CERTIFIED, cell=CELL)), "certificate"),
     "unsupported": (plan(B, NEXT), Warrant(CERTIFIED), "supports"),
@@ -163,9 +165,11 @@ WHY = {
 
 @pytest.mark.parametrize(("made", "warrant", "why"), WHY.values(), ids=WHY)
 def test_a_plan_needs_its_certificate_or_support(made: Plan, warrant: Warrant, why: str) -> None:
-    said = asks(trusting(), made, warrant)
-    assert why in said
-    assert bool(said) is bool(why)
+    """Whether the member made the version that the plan starts from or not."""
+    for at in (None, made.base):
+        said = asks(trusting(), made, warrant, at=at)
+        assert why in said
+        assert bool(said) is bool(why)
 
 
 @pytest.mark.parametrize(
