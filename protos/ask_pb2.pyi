@@ -77,18 +77,27 @@ class ManifestAnswer(_message.Message):
     def __init__(self, toml: _Optional[bytes] = ..., order: _Optional[str] = ...) -> None: ...
 
 class PeersAnswer(_message.Message):
-    __slots__ = ("peers", "swarm", "called", "reason", "next_step")
+    __slots__ = ("peers", "swarm", "called", "reason", "next_step", "invites")
+    class InvitesEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     PEERS_FIELD_NUMBER: _ClassVar[int]
     SWARM_FIELD_NUMBER: _ClassVar[int]
     CALLED_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     NEXT_STEP_FIELD_NUMBER: _ClassVar[int]
+    INVITES_FIELD_NUMBER: _ClassVar[int]
     peers: _containers.RepeatedCompositeFieldContainer[PeerLine]
     swarm: SwarmLine
     called: bool
     reason: str
     next_step: str
-    def __init__(self, peers: _Optional[_Iterable[_Union[PeerLine, _Mapping]]] = ..., swarm: _Optional[_Union[SwarmLine, _Mapping]] = ..., called: _Optional[bool] = ..., reason: _Optional[str] = ..., next_step: _Optional[str] = ...) -> None: ...
+    invites: _containers.ScalarMap[str, str]
+    def __init__(self, peers: _Optional[_Iterable[_Union[PeerLine, _Mapping]]] = ..., swarm: _Optional[_Union[SwarmLine, _Mapping]] = ..., called: _Optional[bool] = ..., reason: _Optional[str] = ..., next_step: _Optional[str] = ..., invites: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class PingAnswer(_message.Message):
     __slots__ = ("nonce", "version", "name", "time")

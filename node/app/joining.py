@@ -184,7 +184,7 @@ def admitted_until(ours: NodeConfig, invite: Invite) -> float:
             owner=invite.owner,
             peer=me.peer_id,
             now_wall=time.time(),
-        )
+        ).until
     except LocalFault:
         return 0.0
 

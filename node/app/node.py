@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from node.app.assembly import Assembled
 from node.app.capacity import check_memory
+from node.app.change import read
 from node.app.launch import LOG
 from node.app.peer import Peer
 from node.app.timekeeping import ClockKeeper
@@ -270,6 +271,9 @@ class Node(Peer[Assembled]):
         run_id = self.manifest.run_id
         private = s.admission == "invite"
         gate = Gate(run_id, s.owner, private, s.lead == "admitted")
+        with suppress(Refused):
+            # By the newest change that this home has kept, until the daemon hears of newer ones.
+            gate.revoked = read(self.manifest, self.config.change(run_id)).revokes
         if not private:
             gate.admit(self.identity.peer_id, self.admission(run_id), self.clock.wall())
         return gate

@@ -878,6 +878,11 @@ class SnapshotBuilder:
         s = self.snapshot()
         answer.reason = s.reason
         answer.next_step = s.next_step
+        if self._d.manifest is not None:
+            for line in answer.peers:
+                invite = self._d.gate.invite_of(PeerId(line.peer))
+                if invite is not None:
+                    answer.invites[line.peer] = invite
         return answer
 
     def peers_in_sight(self) -> ask.PeersAnswer:

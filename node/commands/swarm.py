@@ -226,9 +226,17 @@ def switch(file: Path, as_json: bool) -> int:
     required=True,
     help="A PeerId, its last letters, or a name, as  tutti peers  shows.",
 )
+@option(
+    "--invite",
+    "invites",
+    type=click.Choice(["end", "keep"]),
+    help="Of a private swarm: the invite for anybody with which they came. end: it is good for "
+    "nobody any more, and all who came with it are out. keep: who has it can come back with a new "
+    "key. By default it ends if nobody else in sight came with it.",
+)
 @flag("--back", help="Let them take part again.")
 @options.as_json
-def revoke(peers: Sequence[str], back: bool, as_json: bool) -> int:
+def revoke(peers: Sequence[str], invites: str | None, back: bool, as_json: bool) -> int:
     """Put peers out of a running swarm, or let them back in. Only its owner can do this. Every peer
     that learns of it refuses them at once, also in a private run and whatever token they hold."""
     from node.app.change import under
@@ -239,18 +247,36 @@ def revoke(peers: Sequence[str], back: bool, as_json: bool) -> int:
     ours = shared.config({})
     with shared.client(ours) as client:
         revoked, known = _meant(client, peers)
+        came = client.peers(everybody=True).invites
     if Identity.load(ours.identity_path).peer_id in revoked:
         raise UsageFault("that is this node itself", "an owner cannot revoke the own key")
+    ended: dict[PeerId, PeerId] = {}
+    if not back and invites != "keep":
+        ended = {PeerId(came[peer]): peer for peer in revoked if peer in came}
+    with_them = [PeerId(p) for p, key in came.items() if key in ended and p not in revoked]
+    others = ", ".join(called(peer, known) for peer in with_them)
+    if with_them and invites is None:
+        raise UsageFault(
+            f"with the same invite came {others}",
+            "put them out too, and let nobody in by it any more:  --invite end\n"
+            "or leave it good for whoever has it, with a new key too:  --invite keep",
+        )
     verb = "revokes"
     if back:
         verb = "lets in"
     for peer in revoked:
         shared.say(f"{verb}  {called(peer, known)}")
-    marks = frozenset(map(mark, revoked))
+    for key, peer in ended.items():
+        shared.say(f"revokes  the invite of {called(peer, known)}; its key is {key}")
+    if with_them:
+        shared.say(f"puts out {others}; a new invite for each:  tutti swarm invite --for PEER")
+    marks = frozenset(map(mark, [*revoked, *ended]))
 
     def changed(manifest: Manifest, rules: Rules) -> tuple[Manifest, Collection[str]]:
         if back:
             return under(manifest, rules), rules.revoked - marks
+        if manifest.swarm.admission == "invite" and not known.keys() >= set(revoked):
+            shared.say("the invite of who is not in sight stays good for whoever has it")
         return under(manifest, rules), rules.revoked | marks
 
     return _sign_change(as_json, changed)

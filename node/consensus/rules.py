@@ -26,9 +26,9 @@ def mark(peer: PeerId) -> str:
 @dataclass(frozen=True)
 class Rules:
     """Settings of a plan that the owner can change. ``cell``: most replicas of a stage in a cell, 0
-    for no bound. ``revoked``: marks of peers that are put out of the run. ``revision``: 0 for the
-    manifest's own settings, else the number of the owner's signed ``change``; of two changes the
-    one with the higher revision counts."""
+    for no bound. ``revoked``: marks of peers that are put out of the run, and of keys of invites.
+    ``revision``: 0 for the manifest's own settings, else the number of the owner's signed
+    ``change``; of two changes the one with the higher revision counts."""
 
     cell: int = 0
     outer: OuterSettings = OuterSettings()
@@ -37,7 +37,7 @@ class Rules:
     revoked: frozenset[str] = frozenset()
 
     def revokes(self, peer: PeerId) -> bool:
-        """Return True if the owner has revoked this peer."""
+        """Return True if the owner has revoked this peer, or the invite with this key."""
         return bool(self.revoked) and mark(peer) in self.revoked
 
 
@@ -48,15 +48,21 @@ Read = Callable[[str], Rules]
 class ChangeStatus:
     """The owner's changes, as one peer knows them. ``known``: the newest one it has received;
     ``in_force``: the one of the newest plan it followed. Every heartbeat carries ``known`` until
-    the leader has made a plan under it."""
+    the leader has made a plan under it. ``invite_of(peer)``: the key of the invite for anybody with
+    which a peer came, None for another peer."""
 
-    def __init__(self, own: Rules) -> None:
+    def __init__(
+        self, own: Rules, invite_of: Callable[[PeerId], PeerId | None] = lambda peer: None
+    ) -> None:
         self.known = self.in_force = own
+        self._invite_of = invite_of
         self._shown: PeerId | None = None
 
     def revokes(self, peer: PeerId) -> bool:
-        """Return True if the newest change that is known revokes this peer."""
-        return self.known.revokes(peer)
+        """Return True if the newest change that is known revokes this peer, or the invite with
+        which it came."""
+        invite = self._invite_of(peer)
+        return self.known.revokes(peer) or (invite is not None and self.known.revokes(invite))
 
     def tells(self, leader: PeerId) -> str:
         """The change to send to this leader; "" if the leader has it."""

@@ -70,7 +70,7 @@ class Training(rpc.TrainingServicer):
         work = kit.work
         self.kit = kit
         self.statements = Statements(identity, kit.facts.run_id, ledger or VoteLedger(), kit.clock)
-        changes = ChangeStatus(kit.facts.make.read(""))
+        changes = ChangeStatus(kit.facts.make.read(""), kit.facts.invite_of)
         trust = self.statements.trust(changes.revokes)
         self.admission = Admission(Terms(), trust, changes, kit.facts.may_lead)
         self._inbox = PlanInbox(
@@ -182,9 +182,11 @@ class Training(rpc.TrainingServicer):
 
     def keep_change(self, rules: Rules) -> None:
         """Keep a newer change and pass it on to the members of the plan in force. The peers that it
-        revokes are refused at once, not only with the next plan."""
+        revokes are refused at once, not only with the next plan. One whose invite it revokes may
+        come back with another invite."""
+        revokes = self.admission.changes.revokes
         self.kit.callbacks.on_change(rules.change)
-        self.kit.transport.expel(rules.revokes)
+        self.kit.transport.expel(rules.revokes, revokes)
         if rules.revoked:
             # Not only through the leader, which may be a revoked peer.
             heard = self.reporting.own.heartbeat()
@@ -195,7 +197,7 @@ class Training(rpc.TrainingServicer):
                 return
             for member in plan.members:
                 peer = member.peer
-                if peer != self.kit.me and not rules.revokes(peer):
+                if peer != self.kit.me and not revokes(peer):
                     # A peer that does not lead takes the change from it and refuses the rest.
                     self.tasks.spawn(self.messenger.notify(peer, word), "change")
 

@@ -123,7 +123,8 @@ class RunFacts:
     ``min_replicas``: live peers that every block stage needs before the first epoch. ``prove``:
     only peers that say they reach each other share a path or a cell. ``scheduler``: the settings of
     the paths. ``may_lead(peer)``: returns True if the run lets that peer lead, by this peer's
-    knowledge; it changes with time, so a leader finds it in heartbeats.
+    knowledge; it changes with time, so a leader finds it in heartbeats. ``invite_of(peer)``: the
+    key of the invite for anybody with which that peer came to a private run, None for another peer.
     """
 
     stages: int
@@ -138,6 +139,7 @@ class RunFacts:
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
     prove: bool = False
     may_lead: Callable[[PeerId], bool] = lambda peer: True
+    invite_of: Callable[[PeerId], PeerId | None] = lambda peer: None
 
     @property
     def spare(self) -> int:

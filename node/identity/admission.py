@@ -18,7 +18,9 @@ Every signature covers the run id as well.
 import math
 import secrets
 import struct
+from collections.abc import Callable
 from contextlib import suppress
+from typing import NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
@@ -98,11 +100,24 @@ def is_grant(admission: bytes) -> bool:
     return _kind(admission) == _GRANT
 
 
+class Permission(NamedTuple):
+    """The owner's permission for one peer. ``until``: Unix time; ``invite``: the key of the grant
+    that made the token, as a PeerId, None for a token for this peer alone."""
+
+    until: float
+    invite: PeerId | None
+
+
+def key_of(grant: bytes) -> PeerId:
+    """The key of a grant, as a PeerId: it stands for the invite where it is revoked."""
+    return _key_of(_HEAD.unpack_from(grant)[2]).peer_id
+
+
 def check_admission(
     token: bytes, *, run_id: RunId, owner: PeerId, peer: PeerId, now_wall: float
-) -> float:
-    """The Unix time until which ``owner`` let ``peer`` into ``run_id``. Raises Refused, with the
-    reason, for every other token."""
+) -> Permission:
+    """The permission that ``owner`` gave ``peer`` for ``run_id``. Raises Refused, with the reason,
+    for every other token."""
     if not token:
         raise Refused("this run is private and no admission token was shown", _STEP)
     kind = _kind(token)
@@ -135,13 +150,17 @@ def check_admission(
             raise Refused("the admission token is for another peer", _STEP) from e
     if until_ms / 1000 <= now_wall:
         raise Refused("the admission token has expired", _STEP)
-    return until_ms / 1000
+    invite = None
+    if kind == _BY_GRANT:
+        invite = peer_id_of(public)
+    return Permission(until_ms / 1000, invite)
 
 
 class Gate:
     """Admission to one run. An open run admits every peer; a private run admits its owner and peers
     that show a token. With ``chosen`` every peer may take part, but only the owner and peers with a
-    token may lead.
+    token may lead. Nobody is admitted whom the owner has revoked, or whose token comes from a
+    revoked invite.
 
     The signatures of a token are checked once for each peer that shows it; the newest ``KEPT``
     checks are remembered.
@@ -152,9 +171,12 @@ class Gate:
         self.owner = owner
         self.private = private
         self.chosen = chosen
-        self._known: Newest[tuple[PeerId, bytes], float] = Newest(KEPT)
+        self.revoked: Callable[[PeerId], bool] = lambda key: False
+        """Return True for a peer, or the key of an invite, that the owner has revoked."""
+        self._known: Newest[tuple[PeerId, bytes], Permission] = Newest(KEPT)
+        self._invites: Newest[PeerId, PeerId] = Newest(KEPT)
+        """The key of the invite that made the last token of each peer."""
         self._leaders: Newest[PeerId, float] = Newest(KEPT)
-        """Until when peers may lead that have shown a token; only with ``chosen``."""
         """Unix time until which each peer that has shown a token may lead; only with ``chosen``."""
 
     def admit(self, peer: PeerId, token: bytes, now_wall: float) -> float:
@@ -162,6 +184,8 @@ class Gate:
         with the reason."""
         if peer == self.owner:
             return math.inf
+        if self.revoked(peer):
+            raise Refused("the owner of the run has revoked this peer", _STEP)
         if self.private:
             return self._until(peer, token, now_wall)
         if self.chosen and token:
@@ -173,17 +197,30 @@ class Gate:
         """Return True if this peer's plans may be followed, by the tokens that it has shown."""
         if self.private or not self.chosen or peer == self.owner:
             return True
+        invite = self._invites.get(peer)
+        if self.revoked(peer) or (invite is not None and self.revoked(invite)):
+            return False
         return self._leaders.get(peer, -math.inf) > now_wall
 
+    def invite_of(self, peer: PeerId) -> PeerId | None:
+        """The key of the invite for anybody with which this peer came; None if it showed a token
+        for itself, or none yet."""
+        return self._invites.get(peer)
+
     def _until(self, peer: PeerId, token: bytes, now_wall: float) -> float:
-        until = self._known.get((peer, token), -math.inf)
-        if until <= now_wall:
+        permission = self._known.get((peer, token))
+        if permission is None or permission.until <= now_wall:
             self._known.pop((peer, token), None)
-            until = check_admission(
+            permission = check_admission(
                 token, run_id=self.run_id, owner=self.owner, peer=peer, now_wall=now_wall
             )
-            self._known[peer, token] = until
-        return until
+            self._known[peer, token] = permission
+        self._invites.pop(peer, None)
+        if permission.invite is not None:
+            self._invites[peer] = permission.invite
+            if self.revoked(permission.invite):
+                raise Refused("the owner of the run has revoked the invite of this peer", _STEP)
+        return permission.until
 
 
 def _kind(admission: bytes) -> int:

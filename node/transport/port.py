@@ -111,8 +111,11 @@ class TransportPort(Protocol):
         """Bytes of tensors a second that this peer may send and receive in all; 0 for no cap."""
         ...
 
-    def expel(self, revoked: Callable[[PeerId], bool]) -> None:
-        """From now on, peers of which this is true are refused in both directions."""
+    def expel(
+        self, revoked: Callable[[PeerId], bool], out: Callable[[PeerId], bool] | None = None
+    ) -> None:
+        """From now on, peers that are ``revoked`` are refused in both directions. Sessions with
+        peers that are ``out`` end now, by default those that are revoked."""
         ...
 
     def fault(self, peer: PeerId, reason: str, weight: float = 1.0) -> None:

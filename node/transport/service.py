@@ -861,10 +861,13 @@ class Transport:
         """Lines of this kind now; called by the thread that answers scrapes."""
         return sum(line.rung is rung for line in list(self.lines.open.values()))
 
-    def expel(self, revoked: Callable[[PeerId], bool]) -> None:
+    def expel(
+        self, revoked: Callable[[PeerId], bool], out: Callable[[PeerId], bool] | None = None
+    ) -> None:
         self._book.revoked = revoked
-        self._auth.end(revoked)
-        for peer in [p for p in self._met if revoked(p)]:
+        out = out or revoked
+        self._auth.end(out)
+        for peer in [p for p in self._met if out(p)]:
             self.forget(peer)
             self.sharing.end(peer)
 

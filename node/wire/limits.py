@@ -214,6 +214,7 @@ LIMITS: Mapping[str, FieldLimit] = {
     "v1.AskReach.ports": FieldLimit(4),
     "v1.ManifestAnswer.toml": FieldLimit(nbytes=64 * KIB),
     "v1.PeersAnswer.peers": FieldLimit(4 * PEERS, 2 * KIB),
+    "v1.PeersAnswer.invites": FieldLimit(4 * PEERS, 2 * NAME),
     "v1.ReachAnswer.open": FieldLimit(4),
     "v1.Hello.addresses": FieldLimit(8, NAME),
     "v1.Hello.mapped": FieldLimit(8, NAME),

@@ -175,7 +175,9 @@ class MemoryTransport:
     def fetch(self, peer: PeerId, place: bytes, into: memoryview) -> int:
         raise WireError("no memory is shared here")
 
-    def expel(self, revoked: Callable[[PeerId], bool]) -> None:
+    def expel(
+        self, revoked: Callable[[PeerId], bool], out: Callable[[PeerId], bool] | None = None
+    ) -> None:
         """Nobody is put out here."""
 
     def fault(self, peer: PeerId, reason: str, weight: float = 1.0) -> None:

@@ -434,6 +434,34 @@ def test_a_peer_is_revoked_by_any_name(tutti, ours, daemon, owned_run, by):
     refused(tutti("swarm", "revoke", peer[-3:]), 2, "no peer in sight")
 
 
+def test_the_invite_of_a_revoked_peer_ends_unless_others_came_with_it(
+    tutti, ours, daemon, owned_run
+):
+    from node.app.change import read
+
+    anna, twin = (line.peer for line in daemon.seen.peers[1:3])
+    key = Identity.ephemeral().peer_id
+
+    def marks(*more):
+        assert tutti("swarm", "revoke", "anna", *more).returncode == 0
+        return read(owned_run, daemon.switched).revoked
+
+    daemon.seen.invites[anna] = key
+    assert marks() == {mark(anna), mark(key)}
+    assert marks("--invite", "keep") == {mark(anna)}
+    daemon.seen.invites[twin] = key
+    refused(tutti("swarm", "revoke", "anna"), 2, f"came twin ({twin})", "--invite keep")
+    assert marks("--invite", "keep") == {mark(anna)}
+    assert marks("--invite", "end") == {mark(anna), mark(key)}
+    shown = tutti("swarm", "revoke", "anna", "--invite", "end").stderr
+    assert f"its key is {key}" in shown
+    assert f"puts out twin ({twin})" in shown
+    daemon.said.change.revision = 1
+    daemon.said.change.signed = daemon.switched
+    assert tutti("swarm", "revoke", "--back", key).returncode == 0
+    assert read(owned_run, daemon.switched).revoked == {mark(anna)}
+
+
 def test_whole_peer_ids_can_be_copied(tutti, daemon, monkeypatch):
     peer = daemon.seen.peers[1].peer
     assert peer not in tutti("peers").good()

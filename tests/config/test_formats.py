@@ -77,14 +77,14 @@ def test_a_format_1_run_verifies_and_is_rewritten_unchanged(name: str) -> None:
 
 def test_an_admission_to_a_run_of_format_1_is_good() -> None:
     invite = Invite.decode(RUNS["private.toml"]["invite"])
-    until = check_admission(
+    permission = check_admission(
         invite.admission,
         run_id=invite.run_id,
         owner=invite.owner,
         peer=peer_id_of(invite.admission[9:41]),
         now_wall=1_900_000_000.0,
     )
-    assert until == 2_000_000_000.0
+    assert permission.until == 2_000_000_000.0
 
 
 @pytest.mark.parametrize("name", SIGNED)

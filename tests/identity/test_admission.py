@@ -2,6 +2,7 @@
 itself."""
 
 import math
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -18,6 +19,7 @@ from node.identity.admission import (
     check_admission,
     ends_at,
     is_grant,
+    key_of,
     shown,
 )
 from node.identity.invites import Invite
@@ -39,7 +41,8 @@ def check(
     peer: Identity = GUEST,
     now: float = NOW,
 ) -> float:
-    return check_admission(token, run_id=run, owner=owner.peer_id, peer=peer.peer_id, now_wall=now)
+    about: Any = {"run_id": run, "owner": owner.peer_id, "peer": peer.peer_id}
+    return check_admission(token, **about, now_wall=now).until
 
 
 MADE = shown(GRANT, GUEST, RUN)
@@ -151,3 +154,38 @@ def test_a_peer_that_may_lead_an_open_run_shows_a_token() -> None:
     assert not gate.may_lead(GUEST.peer_id, NOW + 61), "until it expires"
     assert not gate.may_lead(STRANGER.peer_id, NOW)
     assert Gate(RUN, OWNER.peer_id, private=False).may_lead(STRANGER.peer_id, NOW)
+
+
+def test_the_gate_refuses_a_revoked_peer_and_every_key_of_a_revoked_invite() -> None:
+    gate = Gate(RUN, OWNER.peer_id, True)
+    revoked = set[PeerId]()
+    gate.revoked = revoked.__contains__
+    again = Identity.ephemeral()
+    for one in (GUEST, again):
+        assert gate.admit(one.peer_id, shown(GRANT, one, RUN), NOW) == NOW + 60
+        assert gate.invite_of(one.peer_id) == key_of(GRANT)
+    revoked.add(GUEST.peer_id)
+    for token in (TOKEN, MADE):
+        with pytest.raises(Refused, match="has revoked this peer"):
+            gate.admit(GUEST.peer_id, token, NOW)
+    assert gate.admit(again.peer_id, shown(GRANT, again, RUN), NOW) == NOW + 60
+    revoked.add(key_of(GRANT))
+    for one in (again, STRANGER):
+        with pytest.raises(Refused, match="has revoked the invite"):
+            gate.admit(one.peer_id, shown(GRANT, one, RUN), NOW)
+    other = admission_token(OWNER, RUN, None, NOW + 60)
+    for fresh in (other, admission_token(OWNER, RUN, again.peer_id, NOW + 60)):
+        assert gate.admit(again.peer_id, shown(fresh, again, RUN), NOW) == NOW + 60
+    assert gate.invite_of(again.peer_id) is None, "the last token was for this peer alone"
+    assert gate.admit(OWNER.peer_id, b"", NOW) == math.inf
+
+
+def test_who_is_revoked_or_came_with_a_revoked_invite_may_not_lead() -> None:
+    gate = Gate(RUN, OWNER.peer_id, private=False, chosen=True)
+    for one, token in ((GUEST, TOKEN), (STRANGER, shown(GRANT, STRANGER, RUN))):
+        for revoked in (one.peer_id, gate.invite_of(one.peer_id) or key_of(GRANT)):
+            gate.revoked = lambda key: False
+            gate.admit(one.peer_id, token, NOW)
+            assert gate.may_lead(one.peer_id, NOW)
+            gate.revoked = revoked.__eq__
+            assert gate.may_lead(one.peer_id, NOW) is (token == TOKEN and revoked != one.peer_id)

@@ -88,6 +88,15 @@ def test_a_plan_that_ends_the_run_is_under_any_change(changes: ChangeStatus) -> 
     assert changes.tells(LEADER) == ""
 
 
+def test_an_invite_is_revoked_with_all_who_came_with_it() -> None:
+    invite = PeerId("invite")
+    status = ChangeStatus(OWN, {OTHER: invite}.get)
+    assert not status.revokes(OTHER)
+    status.learns(Rules(revision=1, change="1", revoked=frozenset({mark(invite)})))
+    assert status.revokes(OTHER)
+    assert not status.revokes(LEADER)
+
+
 def test_only_the_marked_peers_are_revoked() -> None:
     rules = Rules(revoked=frozenset({mark(OTHER)}))
     assert rules.revokes(OTHER)

@@ -301,9 +301,11 @@ class SimTransport:
             self.forget(peer)
             self._banned(peer)
 
-    def expel(self, revoked: Callable[[PeerId], bool]) -> None:
+    def expel(
+        self, revoked: Callable[[PeerId], bool], out: Callable[[PeerId], bool] | None = None
+    ) -> None:
         self.book.revoked = revoked
-        for peer in [p for p in self.lines if revoked(p)]:
+        for peer in [p for p in self.lines if (out or revoked)(p)]:
             self.forget(peer)
 
     def count(self, peer: PeerId, sent: int = 0, received: int = 0, plane: str = "bulk") -> None:
