@@ -129,7 +129,7 @@ def corrupt(transport: Transport, kind: str, identity: Identity, run_id: str) ->
         old._settings,
         old._allow,
         old._offers,
-        old._journal,
+        transport._journal,
         old._metrics,
         kind=kind,
         identity=identity,
