@@ -135,13 +135,21 @@ def room_on(
 
 def main_memory(manifest: Manifest, stage: int, verdict: Verdict, gpu: bool) -> int:
     """Bytes of main memory that a stage takes: all that ``verdict`` counts, or for a stage on a GPU
-    the state of the rounds between cells."""
+    what it has there beside."""
     if not gpu:
         return verdict.needed
     m = manifest.model
     p = manifest.pipeline
     parts = parts_of(parameter_shapes(m, p.stages, stage), manifest.optimizer)
-    return outer_bytes(manifest.outer, {part.name: part.bytes for part in parts}).main
+    outer = outer_bytes(manifest.outer, {part.name: part.bytes for part in parts}).main
+    return _beside_gpu(parts, manifest, outer)
+
+
+def _beside_gpu(parts: Sequence[ParameterPart], manifest: Manifest, outer: int) -> int:
+    """Bytes of main memory of a stage on a GPU: the parameters that a round makes, a checkpoint
+    while it is written, and ``outer`` bytes of rounds between cells."""
+    parameters = sum(part.bytes for part in parts)
+    return parameters + parameters + _rounds(parts, manifest, outer).optimizer + outer
 
 
 def shares(
@@ -177,10 +185,10 @@ def check_memory(
     said: str = "",
 ) -> Verdict:
     """Judge if ``stage`` fits into ``limit`` bytes of this peer's device. ``beside`` is for a GPU,
-    which computes under autocast: bytes of main memory into which the state of outer rounds has to
-    fit; 0 where the device is main memory. As little is computed again for a backward, and the loss
-    is computed in as large pieces, as makes the stage fit; a processor computes in fp32
-    where no mode leaves room for copies of the weights in 16 bits. ``said`` explains the limit to
+    which computes under autocast: bytes of main memory into which the part of the stage there has
+    to fit; 0 where the device is main memory. As little is computed again for a backward, and the
+    loss is computed in as large pieces, as makes the stage fit; a processor computes in fp32 where
+    no mode leaves room for copies of the weights in 16 bits. ``said`` explains the limit to
     people."""
     m = manifest.model
     p = manifest.pipeline
@@ -231,7 +239,9 @@ def check_memory(
     verdict = replace(verdict, text="; ".join(filter(None, (verdict.text, said))))
     if not verdict.ok or not beside:
         return verdict
-    found = fits_beside(stage, p.stages, kept.main, beside)
+    found = fits_beside(
+        stage, p.stages, _beside_gpu(parts, manifest, kept.main), beside, windows=kept.main > 0
+    )
     if found.ok:
         return verdict
     return found

@@ -480,21 +480,22 @@ def _one_of(steps: Sequence[str]) -> str:
     return f"take {', '.join(others)}, or {last}"
 
 
-def fits_beside(stage: int, stages: int, needed: int, available: int) -> Verdict:
-    """Verdict on the state of rounds between cells in main memory: ``needed`` bytes for ``stage``
-    in ``available`` bytes with ``RESERVE`` of them left free. The stage itself is on a device with
-    memory of its own."""
+def fits_beside(stage: int, stages: int, needed: int, available: int, *, windows: bool) -> Verdict:
+    """Verdict on the main memory of a stage on a device with memory of its own: ``needed`` bytes
+    for ``stage`` in ``available`` bytes with ``RESERVE`` of them left free. ``windows``: some of
+    them are of rounds between cells."""
     ok = needed <= available * (1 - RESERVE)
     verb = "need"
     if not ok:
         verb = "do not fit: they need"
     text = (
-        f"rounds between cells of stage {stage} of {stages} {verb} {human(needed)} of "
+        f"new parameters and checkpoints of stage {stage} of {stages} {verb} {human(needed)} of "
         f"{human(available)} main memory "
         f"({RESERVE:.0%} kept free), beside the device's"
     )
     steps = ["a machine with more memory"]
     if stage != ENDS:
         steps.append("more stages")
-    steps.append('a run with outer.carries = "parameters"')
+    if windows:
+        steps.append('a run with outer.carries = "parameters"')
     return Verdict(ok, needed, available, text, next_step=_one_of(steps))

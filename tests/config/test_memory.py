@@ -17,6 +17,7 @@ from node.app.capacity import (
     MainMemory,
     check_memory,
     logits_at_once,
+    main_memory,
     room_on,
     share_places,
     shared_row,
@@ -32,11 +33,23 @@ from node.manifest import Manifest, amended
 from node.model import device as devices
 from node.model.cost import LOGITS_AT_ONCE, LOGITS_LEAST, Verdict
 from node.model.device import CONTEXT
+from node.model.shapes import count, parameter_shapes
 from node.telemetry import resources
 from node.transport.shared.region import MOST, SUPPORTED
 from tests.config.conftest import MIXED, WIDE
 
 GIB = 1 << 30
+LARGE = {
+    "model.layers": 24,
+    "model.d_model": 2048,
+    "model.d_ff": 8192,
+    "model.heads": 16,
+    "model.kv_heads": 16,
+    "pipeline.stages": 1,
+    "pipeline.micro_batch": 1,
+    "training.min_replicas": 1,
+    "optimizer.name": "adamw",
+}
 DEMO = Manifest.default_demo()
 
 
@@ -130,6 +143,21 @@ def test_daemons_of_a_solo_start_share_main_memory(
     assert room - processes <= sum(split.values()) <= room
     for stage, size in split.items():
         assert check_memory(config(tmp_path, memory=f"{size}B"), DEMO, stage, size).ok
+
+
+def test_main_memory_beside_a_gpu_holds_new_parameters_and_a_checkpoint(tmp_path: Path) -> None:
+    """A stage of 6 GiB on a card was pledged as nothing, and ended a machine of 8 GiB."""
+    m = amended(DEMO, LARGE)
+    ours = config(tmp_path)
+    bytes_of_parameters = 4 * count(parameter_shapes(m.model, 1, 1))
+    ample = check_memory(ours, m, 1, 60 * GIB, 1 << 60)
+    pledged = main_memory(m, 1, ample, gpu=True)
+    # A round makes new ones; a checkpoint has them, and AdamW's two numbers for each.
+    assert pledged >= 4 * bytes_of_parameters
+    assert ample.ok
+    short = check_memory(ours, m, 1, 60 * GIB, 8 * GIB)
+    assert not short.ok
+    assert "main memory" in short.text
 
 
 @pytest.mark.parametrize("units", [True, False])

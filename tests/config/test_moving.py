@@ -13,12 +13,15 @@ from typing import Any, cast
 
 import pytest
 
+from node.app import daemon as running
 from node.app import launch, peer
 from node.app.assembly import check_room
-from node.app.capacity import check_memory
+from node.app.capacity import check_memory, main_memory
 from node.app.daemon import Daemon
 from node.app.node import Node
 from node.app.peer import Peer
+from node.availability.keeper import AvailabilityKeeper
+from node.availability.machine import By
 from node.averaging.strategies.outer import OuterSettings
 from node.config import MOVED, NodeConfig
 from node.consensus.rules import ChangeStatus, Rules
@@ -174,7 +177,8 @@ def d(tmp_path: Path) -> FakeDaemon:
 
 def test_a_change_exceeding_memory_is_reported(d: FakeDaemon) -> None:
     journal = Journal()
-    d.assembled.main_memory = 1 << 16
+    verdict = d.assembled.memory
+    d.assembled.main_memory = int(main_memory(MANIFEST, 1, verdict, gpu=True) / 0.9) + (1 << 10)
     check_room(d.config, MANIFEST, d.assembled, journal)
     assert not list(journal.recent()), "by the manifest's own settings nothing is kept"
     d.assembled.training.admission.changes.learns(Rules(1, DILOCO.outer, 3, "signed"))
@@ -410,6 +414,22 @@ async def test_a_peer_that_would_not_start_again_stays_where_it_is(tmp_path: Pat
     d.calm.set()
     await d.idle()
     assert d.moved
+
+
+def test_the_image_takes_over_what_the_operator_has_overruled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = config(tmp_path)
+    d: Any = FakeDaemon(ours)
+    d.to_stage = 2
+    d.availability = AvailabilityKeeper(ours.availability, ours.pause_path, d.journal)
+    d.availability.machine.overruled.add(By.HOURS)
+    begun: list[Any] = []
+    monkeypatch.setattr(running, "again", lambda *place: begun.append(place))
+    running.begin_anew(d, MANIFEST.run_id)
+    assert begun == [(2, MANIFEST.run_id)]
+    fresh = AvailabilityKeeper(ours.availability, ours.pause_path, d.journal)
+    assert fresh.machine.overruled == {By.HOURS}
 
 
 def test_the_image_is_started_as_this_one_was(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,8 +185,11 @@ def test_more_stages_are_not_advised_where_they_cannot_help():
         assert "stages" not in ends.next_step.replace("--role stage", "")
         assert "model.vocab" in ends.next_step
     assert "stages" not in fits(wide, 8, 3, 1 << 20).next_step
-    assert "stages" not in fits_beside(ENDS, 2, 100, 50).next_step
-    assert "more stages" in fits_beside(1, 2, 100, 50).next_step
+    assert "stages" not in fits_beside(ENDS, 2, 100, 50, windows=False).next_step
+    block = fits_beside(1, 2, 100, 50, windows=False)
+    assert "more stages" in block.next_step
+    assert "outer" not in block.next_step
+    assert "outer.carries" in fits_beside(1, 2, 100, 50, windows=True).next_step
 
 
 def test_a_tenth_is_kept_free():

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from node.app.capacity import check_memory, hosted, planned_memory
+from node.app.capacity import check_memory, hosted, main_memory, planned_memory
 from node.averaging.strategies.keys import MOST_TOGETHER
 from node.averaging.strategies.outer import OuterSettings
 from node.config import NodeConfig
@@ -18,6 +18,7 @@ from node.core.errors import OutOfResources
 from node.core.numbers import human
 from node.manifest import Manifest, amended
 from node.model.settings import DIGEST
+from node.model.shapes import count, parameter_shapes
 from node.outer import window
 from node.outer.memory import OuterBytes, outer_bytes
 from node.pipeline.settings import PipelineLimits
@@ -197,6 +198,13 @@ def test_anchors_of_a_device_with_own_memory_use_main_memory(tmp_path: Path) -> 
     )
     assert 0 < on_device < main, "only the parameters that are given stay there"
     main -= on_device
+    # Beside them are the parameters that a round makes, and a checkpoint.
+    verdict = check_memory(config, manifest, 1, ample, ample)
+    kept = main_memory(plain, 1, verdict, gpu=True)
+    parameters = 4 * count(parameter_shapes(plain.model, plain.pipeline.stages, 1))
+    assert kept > 2 * parameters
+    main += kept
+    assert main_memory(manifest, 1, verdict, gpu=True) == main
     assert check_memory(config, manifest, 1, ample, int(main / 0.9) + 1).ok
     short = check_memory(config, manifest, 1, ample, main)
     assert "main memory" in short.text
