@@ -12,8 +12,10 @@ from node.averaging.strategies.outer import OuterSettings
 from node.consensus.rules import Rules, mark
 from node.consensus.votes import signing_domain
 from node.coordinator import notes
+from node.core.ids import PeerId
 from node.core.journey import Plan
 from node.epoch import events as ev
+from node.epoch.facts import RunFacts
 from node.sim.faults import lay, strike
 from node.sim.process import SimPeer
 from node.sim.setup import LinkProfile, Setup, WorkTimes, toy_parts
@@ -211,3 +213,26 @@ def test_a_peer_that_the_owner_revokes_is_out(who: str) -> None:
     assert commits[0].at - told < 10.0
     assert not any(gone.name in p.transport.lines for p in swarm.live() if p is not gone)
     swarm.finish()
+
+
+def test_sessions_end_of_all_who_came_with_a_revoked_invite() -> None:
+    invites = {PeerId("s01-000"): PeerId("invite")}
+
+    class Invited(Watched):
+        def facts(self, facts: RunFacts) -> RunFacts:
+            return replace(super().facts(facts), invite_of=invites.get)
+
+    swarm = Invited(GOSSIP, 5)
+    swarm.until(1)
+    teller = swarm.chief()
+    ended: list[tuple[bool, ...]] = []
+
+    def expel(*about: Callable[[PeerId], bool]) -> None:
+        ended.extend(tuple(told(peer) for told in about) for peer in invites)
+
+    teller.transport.expel = expel  # type: ignore[method-assign]
+    marks = frozenset(map(mark, invites.values()))
+    swarm.changes["out"] = Rules(4, GOSSIP.outer, 1, "out", marks)
+    teller.change("out")
+    swarm.comes(lambda: bool(ended))
+    assert ended[0] == (False, True), "it may come back with another invite"

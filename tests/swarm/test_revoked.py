@@ -35,6 +35,10 @@ def test_a_revoked_peer_gets_in_by_no_door_also_not_with_a_new_key(box, fault) -
     done = box.tutti("swarm", "revoke", first.key, "--invite", "end", home=owner.label)
     assert done.returncode == 0, done.stderr
     assert "its key is" in done.stderr
+    box.wait(
+        "the sessions to end of all who came with the invite",
+        lambda: not any(line.path for line in owner.peers().peers if line.path != "self"),
+    )
     for asks in (("peers", "--join", anybody), ("join", anybody, "--yes", "--no-start")):
         done = box.tutti(*asks, home="again")
         assert done.returncode == 5, done

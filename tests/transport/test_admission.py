@@ -106,6 +106,20 @@ async def test_a_call_in_progress_is_ended_when_its_caller_is_revoked(swarm):
     assert len((await streams[1].read()).data) == 1 << 16, "nobody else's"
 
 
+async def test_a_session_ends_with_the_invite_and_another_begins_with_another_invite(swarm):
+    a, b = introduce(await swarm(), await swarm())
+    b.source.gate.clear()
+    pieces = await stream(a, b.peer_id)
+    assert len((await pieces.read()).data) == 1 << 16
+    b.expel(lambda peer: False, lambda peer: peer == a.peer_id)
+    with pytest.raises(grpc.aio.AioRpcError, match="StatusCode.UNAUTHENTICATED"):
+        await pieces.read()
+    b.source.gate.set()
+    a.forget(b.peer_id)
+    pieces = await stream(a, b.peer_id)
+    assert len((await pieces.read()).data) == 1 << 16
+
+
 async def test_we_do_not_call_a_peer_whose_admission_has_ended(swarm):
     owner = Owner()
     a, b = introduce(await swarm(admit=owner.admit), await swarm())
