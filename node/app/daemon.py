@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import uvloop
 
@@ -68,7 +69,7 @@ from node.core.errors import (
     UsageFault,
     WireError,
 )
-from node.core.ids import ENDS, CellId, PeerId, stage_name
+from node.core.ids import ENDS, CellId, PeerId, RunId, stage_name
 from node.core.memory import keep_freed, of_files, resident
 from node.core.numbers import human, several
 from node.core.version import PROTOCOLS, VERSION, Protocols
@@ -1235,6 +1236,12 @@ def fault_line(fault: LocalFault) -> str:
     return Event(time.time(), "error", "daemon", "fault", fault.what, fields).to_json()
 
 
+def begin_anew(daemon: Node, run_id: RunId) -> NoReturn:
+    """Replace this process by a fresh one that hosts the stage that the closed daemon moves to."""
+    daemon.availability.hand_on()
+    again(daemon.to_stage, run_id)
+
+
 def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -> int:
     """Run a daemon until it ends; returns the exit code. Raises LocalFault with the next step for
     the fault that ended it."""
@@ -1276,7 +1283,7 @@ def main(config: NodeConfig, manifest: Manifest | None, invite: Invite | None) -
             Device.pick(config.node.device)
         daemon = uvloop.run(body())
         if daemon.moved and daemon.manifest is not None:
-            again(daemon.to_stage, daemon.manifest.run_id)
+            begin_anew(daemon, daemon.manifest.run_id)
         if daemon.interrupted:
             return int(ExitCode.INTERRUPTED)
         return int(ExitCode.OK)

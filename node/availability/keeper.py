@@ -106,7 +106,9 @@ class AvailabilityKeeper:
             meter = UsageMeter(idle=bool(self.rules.idle_s), load=bool(self.rules.load_limit))
             self.measures = meter.sources()
             self._usage = meter.read
-        self.machine = Availability(self.rules, self._recalled())
+        self._overruled_path = path.with_name("overruled.json")
+        overruled = kept.taken(self._overruled_path)
+        self.machine = Availability(self.rules, self._recalled(), overruled)
         self.count = PauseCount(self._clock().always, paused=self.machine.pause is not None)
         self._ends_at: float | None = None
         self.open = asyncio.Event()
@@ -178,6 +180,12 @@ class AvailabilityKeeper:
         OSError if the pause cannot be removed from the disk."""
         self._feed(ResumeAsked())
         kept.write(self._path, None)
+
+    def hand_on(self) -> None:
+        """Keep the rules that the operator has overruled for the process that this one becomes. A
+        disk that takes nothing costs only them."""
+        with contextlib.suppress(OSError):
+            kept.hand_on(self._overruled_path, self.machine.overruled)
 
     def run_paused(self, since: float, why: str) -> None:
         """The run's owner has paused the run, at ``since`` Unix seconds. The order is kept

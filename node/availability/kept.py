@@ -1,10 +1,14 @@
-"""The operator's pause on the disk, so that it survives a restart of the daemon."""
+"""The operator's pause on the disk, so that it survives a restart of the daemon, and the rules that
+the operator has overruled, so that they survive a change of its stage."""
 
 import contextlib
 import json
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+
+from node.availability.machine import By
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +46,28 @@ def write(path: Path, pause: KeptPause | None) -> None:
         with contextlib.suppress(FileNotFoundError):
             path.unlink()
         return
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     said = {"seconds": pause.seconds, "ends_at": pause.ends_at, "reason": pause.reason}
+    _replace(path, said)
+
+
+def hand_on(path: Path, overruled: Collection[By]) -> None:
+    """Keep the overruled rules for the next process. Raises OSError."""
+    _replace(path, sorted(overruled))
+
+
+def taken(path: Path) -> set[By]:
+    """The overruled rules that the process before this one has handed on. Their file is removed: a
+    rule may be open while no daemon runs."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        path.unlink()
+        return {By(name) for name in found}
+    except (OSError, ValueError, TypeError):
+        return set()
+
+
+def _replace(path: Path, said: object) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     fresh = path.with_name(f".{path.name}.new")
     fresh.write_text(json.dumps(said), encoding="utf-8")
     os.replace(fresh, path)

@@ -11,7 +11,7 @@ moment; each of them counts again after it has been open once. The pause of the 
 only by the owner's own order.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -151,17 +151,19 @@ class Open:
 
 class Availability:
     """The machine. ``pause``: why it is closed now, None while it is open; ``by_run``: the pause of
-    the run's owner, None without one. ``asked``: a pause of the operator from before this
-    start."""
+    the run's owner, None without one. From before this start: ``asked``, a pause of the operator,
+    and ``overruled``, the rules that a resume has set aside."""
 
-    def __init__(self, rules: OwnerRules, asked: Pause | None = None) -> None:
+    def __init__(
+        self, rules: OwnerRules, asked: Pause | None = None, overruled: Collection[By] = ()
+    ) -> None:
         self.rules = rules
         self.pause = asked
         self.by_run: Pause | None = None
         self._asked = asked
         self._failed: Pause | None = None
-        self._set_aside: set[By] = set()
-        """Rules that the operator has overruled, until they are open."""
+        self.overruled = set(overruled)
+        """Rules that the operator has set aside, until they are open."""
         self._minute: float | None = None
         self._gpu = ""
         self._used: dict[By, float] = {}
@@ -181,7 +183,7 @@ class Availability:
             case ResumeAsked():
                 self._asked = None
                 self._failed = None
-                self._set_aside = {pause.by for pause in self._closing(now)}
+                self.overruled |= {pause.by for pause in self._closing(now)}
             case RunPaused(since, reason):
                 self.by_run = Pause(By.RUN, reason, since=since)
             case RunResumed():
@@ -193,6 +195,9 @@ class Availability:
         return self._decide(now)
 
     def _sample(self, e: Sampled, now: float) -> None:
+        if self._minute is None:
+            # A first look cannot tell a load that lasts, so no overruled rule is open yet.
+            self._used = dict.fromkeys(self.overruled, now)
         self._minute = e.minute
         if e.input_s is not None:
             self._used[By.INPUT] = now - e.input_s
@@ -246,8 +251,9 @@ class Availability:
             asked = None
             self._asked = None
         closing = list(self._closing(now))
-        self._set_aside &= {pause.by for pause in closing}
-        pauses = [pause for pause in closing if pause.by not in self._set_aside]
+        if self._minute is not None:
+            self.overruled &= {pause.by for pause in closing}
+        pauses = [pause for pause in closing if pause.by not in self.overruled]
         if self.by_run is not None:
             pauses.insert(0, self.by_run)
         if asked is not None:

@@ -194,6 +194,34 @@ def test_the_minute_of_the_day_is_the_local_one(monkeypatch):
     time.tzset()
 
 
+def closed_now() -> AvailabilitySettings:
+    hour = int(minute_of_day(WALL) // 60)
+    return AvailabilitySettings(hours=f"{(hour + 3) % 24}-{(hour + 5) % 24}")
+
+
+async def test_a_resume_against_a_rule_holds_in_the_process_of_the_next_stage(make, tmp_path):
+    keeper = make(closed_now())
+    await keeper.sample()
+    assert keeper.paused.by is By.HOURS
+    keeper.resume()
+    keeper.hand_on()
+    keeper = make(closed_now())
+    keeper.run_resumed()  # before the first look
+    await keeper.sample()
+    assert keeper.open.is_set()
+    again = make(closed_now())
+    await again.sample()
+    assert again.paused.by is By.HOURS, "the rule may have been open since"
+
+
+@pytest.mark.parametrize("text", ["", "{", "7", "[7]", '["no rule"]', "[[]]"])
+async def test_damaged_words_about_overruled_rules_overrule_nothing(make, tmp_path, text):
+    (tmp_path / "overruled.json").write_text(text)
+    keeper = make(closed_now())
+    await keeper.sample()
+    assert keeper.paused.by is By.HOURS
+
+
 async def test_the_reason_names_both_pauses(make, clocks):
     keeper = make()
     keeper.run_paused(0.0, "moving disks")

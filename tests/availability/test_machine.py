@@ -199,6 +199,24 @@ def test_a_resume_in_use_holds_until_the_machine_was_idle_once():
     assert scene.sample(60, input_s=0.0) is By.INPUT
 
 
+@pytest.mark.parametrize(
+    ("rule", "rules", "signs"),
+    [
+        (By.LOAD, OwnerRules(max_load=0.5), {"load": 0.9}),
+        (By.GPU, OwnerRules(idle_s=IDLE_S), {"gpu": "blender, pid 42"}),
+        (By.INPUT, OwnerRules(idle_s=IDLE_S), {"input_s": 0.0}),
+    ],
+)
+def test_a_rule_overruled_before_the_start_stays_so_until_it_is_open(rule, rules, signs):
+    scene = Scene(rules)
+    scene.machine = Availability(rules, overruled=[rule])
+    scene.feed(ResumeAsked())
+    for _ in range(40):
+        assert scene.sample(2, **signs) is None
+    assert scene.sample(2 * IDLE_S, input_s=IDLE_S, load=0.0) is None
+    scene.until(rule, 60, **signs)
+
+
 @pytest.fixture
 def limited() -> Callable[..., Scene]:
     return lambda: Scene(OwnerRules(max_load=0.5))
