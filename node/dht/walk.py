@@ -15,7 +15,7 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import node.core.bare  # noqa: F401  first: hivemind without its averager and optimizer
 
@@ -26,7 +26,7 @@ from hivemind.p2p import PeerID
 
 from node.core.patience import Took
 from node.core.tasks import Tasks
-from node.dht.guard import node_id_of
+from node.dht.guard import SwarmProtocol, node_id_of
 from node.identity.faults import PEERS_KEPT
 
 SOURCES = 3
@@ -113,16 +113,17 @@ class SwarmNode(DHTNode):
         ``expires`` (Unix seconds). Returns False if no node near the key took it. Raises
         ConnectionError if none of the nodes that were asked answers."""
         place = DHTID.generate(source=key)
-        packed = self.protocol.serializer.dumps(raw)
+        protocol = cast(SwarmProtocol, self.protocol)
+        packed = protocol.serializer.dumps(raw)
         calls = [
             self._tasks.spawn(
-                self.protocol.call_store(peer, [place], [packed], [expires], [writer]), "landmark"
+                protocol.call_store(peer, [place], [packed], [expires], [writer]), "landmark"
             )
             for peer in self._usable_landmarks().values()
         ]
         stored = await self.store(key, raw, expires, subkey=writer)
         # Also where other nodes are nearer: who knows this one as a landmark asks it.
-        self.protocol.keep(place, writer, packed, expires)
+        protocol.keep(place, writer, packed, expires)
         if calls:
             await asyncio.wait(calls, timeout=self._patience_s)
         return bool(stored)
