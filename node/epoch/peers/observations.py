@@ -97,7 +97,7 @@ class Observed:
         another neighbour there, and agrees with another replica of the stage of ``peer``."""
         at = self.stages.get(witness)
         stage = self.stages.get(peer)
-        if stage is None or list(self.stages.values()).count(at) != 1:
+        if at is None or stage is None or list(self.stages.values()).count(at) != 1:
             return False
         return any(
             self.stages.get(other) == stage
