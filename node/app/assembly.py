@@ -89,7 +89,7 @@ from node.model.lanes import lanes_of
 from node.model.precision import Precision
 from node.model.pretrained import Weights
 from node.model.shapes import layers_said
-from node.model.stages import Ends, base_of, build
+from node.model.stages import Ends, base_of, build, repeat_keys
 from node.optim.owner import Owner
 from node.optim.ownership import assign
 from node.optim.parts import ParameterPart
@@ -227,6 +227,8 @@ async def assemble(
     given = await asyncio.to_thread(_begin, config, manifest, stage, module, journal)
     if len(devices) == 1:
         module.to(device.device)
+        if device.older:
+            repeat_keys(module)
     text = None
     tokenizer = None
     if stage == ENDS:
@@ -441,7 +443,7 @@ def _plan_memory(
         main = 0
         if gpu:
             main = max(1, resources.memory_total() - others - own.process)
-        verdict = check_memory(config, manifest, stage, limit, main, said)
+        verdict = check_memory(config, manifest, stage, limit, main, said, older=devices[0].older)
         verdict.require()
         if pledges:
             takes = main_memory(manifest, stage, verdict, gpu)
@@ -467,7 +469,7 @@ def split_between(
     if not gpu:
         together = devices[:1]  # processes on the CPU share its memory
     limit, _ = room_on(config, together, processes=manifest.pipeline.stages + 1, taken=taken)
-    found = shares(config, manifest, limit, gpu=gpu)
+    found = shares(config, manifest, limit, gpu=gpu, older=devices[0].older)
     return {stage: {"memory": f"{size // len(together)}B"} for stage, size in found.items()}
 
 
@@ -487,7 +489,8 @@ def _dealt(
             if at:
                 processes += 1
             limit, _ = room_on(config, [device], processes=processes)
-            for stage, size in shares(config, manifest, limit, held, gpu=True).items():
+            sizes = shares(config, manifest, limit, held, gpu=True, older=device.older)
+            for stage, size in sizes.items():
                 found[stage]["memory"] = f"{size}B"
     return found
 
@@ -755,7 +758,12 @@ def check_room(config: NodeConfig, manifest: Manifest, a: Assembled, journal: Jo
     killing the process."""
     rules = a.training.admission.changes.known
     verdict = check_memory(
-        config, under(manifest, rules), a.stage.stage, a.memory_limit, a.main_memory
+        config,
+        under(manifest, rules),
+        a.stage.stage,
+        a.memory_limit,
+        a.main_memory,
+        older=a.memory.older,
     )
     text = ""
     if not verdict.ok:

@@ -13,6 +13,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from node.averaging.exchange.events import LET_IN
@@ -159,17 +160,20 @@ def shares(
     stages: Sequence[int] = (),
     *,
     gpu: bool = False,
+    older: bool = False,
 ) -> dict[int, int]:
     """Bytes for each stage when ``stages``, by default all of a run, share one device and may take
     ``limit`` together: first the minimum of each, then the rest in proportion to what each takes
     when memory is ample. If ``limit`` is less than all minima together, every minimum is cut by the
-    same factor. ``gpu``: the device is a GPU; main memory is judged where a stage is built."""
+    same factor. ``gpu``: the device is a GPU, an ``older`` one without units for bf16;
+    main memory is judged where a stage is built."""
     beside = 0
     if gpu:
         beside = AMPLE
     stages = stages or range(manifest.pipeline.stages + 1)
-    least = [check_memory(config, manifest, s, 0, beside).needed / (1 - RESERVE) for s in stages]
-    ample = [check_memory(config, manifest, s, limit, beside).needed for s in stages]
+    check = partial(check_memory, config, manifest, beside=beside, older=older)
+    least = [check(s, 0).needed / (1 - RESERVE) for s in stages]
+    ample = [check(s, limit).needed for s in stages]
     part = min(1.0, limit / sum(least))
     rest = max(0.0, limit - sum(least))
     each = zip(stages, least, ample, strict=True)
@@ -183,10 +187,13 @@ def check_memory(
     limit: int,
     beside: int = 0,
     said: str = "",
+    *,
+    older: bool = False,
 ) -> Verdict:
     """Judge if ``stage`` fits into ``limit`` bytes of this peer's device. ``beside`` is for a GPU,
-    which computes under autocast: bytes of main memory into which the part of the stage there has
-    to fit; 0 where the device is main memory. As little is computed again for a backward, and the
+    which computes under autocast, or in fp32 if it is an ``older`` one without units for bf16:
+    bytes of main memory into which the part of the stage there has to fit; 0 where the device is
+    main memory. As little is computed again for a backward, and the
     loss is computed in as large pieces, as makes the stage fit; a processor computes in fp32 where
     no mode leaves room for copies of the weights in 16 bits. ``said`` explains the limit to
     people."""
@@ -206,7 +213,7 @@ def check_memory(
             modes = RECOMPUTE
     if stage == ENDS and not m.ends_layers:
         modes = ("off",)
-    formats = casts(manifest, beside > 0)
+    formats = casts(manifest, beside > 0, older)
     ways = [(mode, LOGITS_AT_ONCE, formats) for mode in modes]
     if stage == ENDS:
         ways.append((modes[-1], LOGITS_LEAST, formats))
@@ -236,7 +243,8 @@ def check_memory(
         if tried[-1].ok:
             break
     verdict = min(tried, key=lambda v: (not v.ok, v.needed))
-    verdict = replace(verdict, text="; ".join(filter(None, (verdict.text, said))))
+    text = "; ".join(filter(None, (verdict.text, said)))
+    verdict = replace(verdict, text=text, older=older)
     if not verdict.ok or not beside:
         return verdict
     found = fits_beside(
@@ -254,12 +262,14 @@ def in_flight(config: NodeConfig, manifest: Manifest) -> int:
     return min(config.limits.in_flight, epoch)
 
 
-def casts(manifest: Manifest, gpu: bool) -> tuple[bool, ...]:
+def casts(manifest: Manifest, gpu: bool, older: bool) -> tuple[bool, ...]:
     """For each format in which a forward may compute here: True if it makes copies of fp32
-    parameters in 16 bits. A GPU does; a processor with units for bf16 may, if the manifest allows
-    it, and memory has to suffice for both."""
+    parameters in 16 bits. A GPU does. An ``older`` one may, and so may a processor with units for
+    bf16, if the manifest allows it; memory has to suffice for both."""
     if manifest.optimizer.width != 4:
         return (False,)
+    if older:
+        return (False, True)
     if gpu:
         return (True,)
     if manifest.training.mixed_precision and bf16_units():
@@ -442,7 +452,7 @@ def _planned_stash(
     masked = manifest.data.document_mask
     kept = max(
         stash_bytes(m, p.stages, stage, p.micro_batch, verdict.recompute, masked, cast=cast)
-        for cast in casts(manifest, gpu)
+        for cast in casts(manifest, gpu, verdict.older)
     )
     return in_flight(config, manifest) * (kept + frames_bytes(m, p.micro_batch))
 

@@ -281,7 +281,7 @@ def device(ours: NodeConfig) -> list[DoctorCheck]:
     if chosen.is_cuda:
         main = max(1, memory_total() - taken.others - taken.process)
     verdicts = [
-        check_memory(ours, manifest, stage, limit, main, words)
+        check_memory(ours, manifest, stage, limit, main, words, older=chosen.older)
         for stage in hosted(ours, manifest, limit)
     ]
     bad = [v for v in verdicts if not v.ok]

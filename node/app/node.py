@@ -198,7 +198,14 @@ class Node(Peer[Assembled]):
             why = self._lacks_text(manifest)
         if why or a is None:
             return why
-        verdict = check_memory(self.config, manifest, stage, a.memory_limit, a.main_memory)
+        verdict = check_memory(
+            self.config,
+            manifest,
+            stage,
+            a.memory_limit,
+            a.main_memory,
+            older=a.memory.older,
+        )
         if verdict.ok:
             return ""
         return verdict.text

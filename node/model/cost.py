@@ -144,7 +144,8 @@ class Verdict:
     """The answer of :func:`fits`: ``text`` is one sentence with the numbers, ``table`` has the
     parts, ``spare`` is left for optimizer state, ``recompute`` is one of :data:`RECOMPUTE`,
     ``logits`` is the number that one piece of the loss may hold, ``casts`` is False where there is
-    no room to compute in 16 bits, which the processor could do."""
+    no room to compute in 16 bits, which the processor could do. ``older``: the plan is for a GPU
+    that may compute in fp32 too."""
 
     ok: bool
     needed: int
@@ -156,6 +157,7 @@ class Verdict:
     table: tuple[MemoryRow, ...] = ()
     logits: int = LOGITS_AT_ONCE
     casts: bool = True
+    older: bool = False
 
     @property
     def parts(self) -> list[str]:

@@ -236,6 +236,12 @@ class Device:
         return self.is_cuda and torch.cuda.get_device_capability(self.device) >= (8, 0)
 
     @property
+    def older(self) -> bool:
+        """Return True for a GPU before compute capability 8.0: it has no units for bf16, and torch
+        no flash attention for it."""
+        return self.is_cuda and not self.has_bf16
+
+    @property
     def usual_format(self) -> Format:
         """The number format of forward and backward where nothing was measured."""
         return "bf16" if self.has_bf16 else "fp32"

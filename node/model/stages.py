@@ -152,6 +152,7 @@ class Attention(nn.Module):
             self.q_norm = None
             self.k_norm = None
         self.grouped = settings.heads != settings.kv_heads
+        self.repeats = False
 
     def forward(self, x_BTD: Tensor, rope: Positions, lengths: tuple[int, ...] = ()) -> Tensor:
         """``lengths``: of the documents in all sequences, one behind the other, which see and know
@@ -201,14 +202,7 @@ class Attention(nn.Module):
         if turn.cache.length:
             shape = turn.count, turn.cache.length + turn.count
             mask = torch.ones(shape, dtype=torch.bool, device=q_nHW.device).tril(turn.cache.length)
-        out_1HnW = F.scaled_dot_product_attention(
-            q_nHW.transpose(0, 1)[None],
-            keys_KLW[None],
-            values_KLW[None],
-            attn_mask=mask,
-            is_causal=mask is None,
-            enable_gqa=self.grouped,
-        )
+        out_1HnW = self._attend(q_nHW.transpose(0, 1)[None], keys_KLW[None], values_KLW[None], mask)
         return out_1HnW[0].transpose(0, 1).reshape(turn.count, -1)
 
     def _projected(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -226,8 +220,32 @@ class Attention(nn.Module):
         cos, sin = rope.tables(q_BTHW.shape[1], q_BTHW)
         q_BTHW, k_BTKW = self.kernels.rotate(q_BTHW, k_BTKW, cos, sin)
         q, k, v = (x.transpose(1, 2) for x in (q_BTHW, k_BTKW, v_BTKW))
-        out_BHTW = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
-        return out_BHTW.transpose(1, 2)
+        return self._attend(q, k, v).transpose(1, 2)
+
+    def _attend(
+        self, q_BHTW: Tensor, k_BKLW: Tensor, v_BKLW: Tensor, mask: Tensor | None = None
+    ) -> Tensor:
+        """Attention of queries to keys, to those before them where there is no ``mask``."""
+        if self.repeats and self.grouped:
+            each = q_BHTW.shape[1] // k_BKLW.shape[1]
+            k_BKLW = k_BKLW.repeat_interleave(each, 1)
+            v_BKLW = v_BKLW.repeat_interleave(each, 1)
+        return F.scaled_dot_product_attention(
+            q_BHTW,
+            k_BKLW,
+            v_BKLW,
+            attn_mask=mask,
+            is_causal=mask is None,
+            enable_gqa=self.grouped and not self.repeats,
+        )
+
+
+def repeat_keys(module: nn.Module) -> None:
+    """Let a module's attention repeat keys and values that queries share. A GPU without torch's
+    flash attention has another kernel that keeps no scores, and it takes no shared keys."""
+    for part in module.modules():
+        if isinstance(part, Attention):
+            part.repeats = True
 
 
 class Adapted(nn.Module):

@@ -1,7 +1,7 @@
 """Memory of a device that a stage may take: total, free, and left to others."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -145,6 +145,23 @@ def test_daemons_of_a_solo_start_share_main_memory(
         assert check_memory(config(tmp_path, memory=f"{size}B"), DEMO, stage, size).ok
 
 
+def test_an_older_gpu_is_planned_for_both_of_its_formats(tmp_path: Path) -> None:
+    """One that had measured fp32 to be faster was planned for 16 bits."""
+    ours = config(tmp_path)
+    m = amended(DEMO, {"pipeline.micro_batch": 64})
+    newer, older, cpu = (
+        check_memory(ours, m, 1, 64 * GIB, beside, older=older)
+        for beside, older in ((1 << 60, False), (1 << 60, True), (0, False))
+    )
+    assert older.needed > newer.needed
+    assert older.needed >= cpu.needed
+    assert stash_limit(ours, m, 1, replace(older, available=0), gpu=True) > stash_limit(
+        ours, m, 1, replace(newer, available=0), gpu=True
+    )
+    every = shares(ours, m, GIB, gpu=True, older=True)
+    assert every != shares(ours, m, GIB, gpu=True)
+
+
 def test_main_memory_beside_a_gpu_holds_new_parameters_and_a_checkpoint(tmp_path: Path) -> None:
     """A stage of 6 GiB on a card was pledged as nothing, and ended a machine of 8 GiB."""
     m = amended(DEMO, LARGE)
@@ -194,6 +211,7 @@ def test_stages_on_one_card_share_what_is_free(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 * GIB, 8 * GIB))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     split = parts(split_between(ours, DEMO))
     given = 3 * GIB - DEMO.pipeline.stages * CONTEXT
     assert split == shares(ours, DEMO, given, gpu=True)
@@ -222,6 +240,7 @@ def test_stages_of_a_solo_start_are_dealt_to_the_cards(
     monkeypatch.setattr(devices, "_entered", set())
     monkeypatch.setattr(devices, "driver_memory", lambda card: (free[card], 8 * GIB))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda card: pytest.fail("a context"))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     m = amended(DEMO, {"pipeline.stages": 3})
     ours = config(tmp_path, **ALL)
     split = split_between(ours, m)

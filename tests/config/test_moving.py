@@ -44,7 +44,7 @@ def config(tmp_path: Path, environ: dict[str, str] | None = None, **flags: Any) 
 def hosting(stage: int, memory: int = 1 << 40, main: int = 0) -> Any:
     return SimpleNamespace(
         stage=SimpleNamespace(stage=stage, version=Version(0)),
-        memory=SimpleNamespace(casts=True),
+        memory=SimpleNamespace(casts=True, older=False),
         memory_limit=memory,
         main_memory=main,
     )

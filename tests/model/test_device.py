@@ -170,6 +170,8 @@ def test_a_gpu_computes_in_bf16_where_it_has_units_for_it(monkeypatch, capabilit
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     card = Device(torch.device("cuda", 0))
     assert card.usual_format == usual
+    assert card.older == (usual == "fp32")
+    assert not Device(torch.device("cpu")).older
     plain = isinstance(card.autocast(), contextlib.nullcontext)
     assert plain == (usual == "fp32")
     assert Device(torch.device("cpu")).usual_format == "fp32"

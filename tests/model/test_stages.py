@@ -2,6 +2,7 @@ import subprocess
 import sys
 import warnings
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 
 from node.model.settings import ModelSettings
 from node.model.shapes import all_shapes, parameter_shapes
-from node.model.stages import Blocks, Ends, build, initialise
+from node.model.stages import Blocks, Ends, build, initialise, repeat_keys
 from testbed.reference.unsplit import Unsplit
 
 SMALL = ModelSettings(
@@ -205,3 +206,29 @@ def test_norms_of_two_formats_are_computed_in_the_wider_one():
     finally:
         torch.set_warn_always(False)
     assert (y - block(x)).norm() <= 0.01 * block(x).norm()
+
+
+@pytest.mark.parametrize("lengths", [(), (5, 11)])
+def test_repeated_keys_give_the_results_of_shared_ones(lengths: tuple[int, ...]) -> None:
+    """An older card's kernel, which keeps no scores, takes no shared keys."""
+    settings = ModelSettings(layers=1, d_model=32, heads=4, kv_heads=2, d_ff=48, seq_len=16)
+    plain = build(settings, 1, 1)
+    older = build(settings, 1, 1)
+    repeat_keys(older)
+    x = torch.randn(1, 16, 32)
+    shared: list[bool] = []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(*args: Any, **options: Any) -> torch.Tensor:
+        shared.append(options["enable_gqa"])
+        return attend(*args, **options)
+
+    found: list[list[torch.Tensor]] = []
+    for module in (plain, older):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+            y = module(x, lengths)
+        trained = [p for p in module.parameters() if p.requires_grad]
+        found.append([y, *torch.autograd.grad(y.square().sum(), trained)])
+    assert shared == [True] * (len(shared) // 2) + [False] * (len(shared) // 2)
+    torch.testing.assert_close(found[1], found[0])
