@@ -47,9 +47,15 @@ class Rank:
         they do not come in time."""
         where = device.device
         limit = timedelta(seconds=timeout_s)
-        # By itself gloo binds to the address the machine's name resolves to, where strangers can
-        # reach it.
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+        # By itself gloo binds to the address the machine's name resolves to, and NCCL to those of
+        # its networks, where strangers can reach them.
+        loopback = "lo"
+        if sys.platform == "darwin":
+            loopback = "lo0"
+        os.environ["GLOO_SOCKET_IFNAME"] = loopback
+        os.environ["NCCL_SOCKET_IFNAME"] = loopback
+        # 2: a collective that takes too long is ended, and not the process, which is a daemon.
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "2"
         backend = "gloo"
         device_id = None
         if device.is_cuda:
@@ -65,6 +71,14 @@ class Rank:
                 device_id=device_id,
             )
             return cls(rank, size, device, init_device_mesh(where.type, (size,)))
+
+    @staticmethod
+    def abandon() -> None:
+        """End the collectives under way. Those of gloo fail by themselves where a rank is gone, and
+        those of NCCL would wait for it."""
+        world = dist.group.WORLD
+        if world is not None and dist.get_backend() == "nccl":
+            world.abort()
 
     @staticmethod
     def leave() -> None:

@@ -165,6 +165,9 @@ class Ranks:
             except Exception as e:
                 # After any error the ranks are no longer at one place in the program.
                 raise self._broken(self._cause(e)) from e
+            if self._fault is not None:
+                # An abandoned collective leaves numbers that nobody made, and no error.
+                raise self._fault
 
     def close(self) -> None:
         """End the processes and wait for them. Safe to call twice, and when they are gone
@@ -208,6 +211,7 @@ class Ranks:
             process.kill()
         if not self._closing:
             self._lost(fault)
+        Rank.abandon()
         return fault
 
     def _cause(self, error: Exception) -> str:
