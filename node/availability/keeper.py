@@ -106,7 +106,6 @@ class AvailabilityKeeper:
             meter = UsageMeter(idle=bool(self.rules.idle_s), load=bool(self.rules.load_limit))
             self.measures = meter.sources()
             self._usage = meter.read
-        self._overruled_path = path.with_name("overruled.json")
         overruled = kept.taken(self._overruled_path)
         self.machine = Availability(self.rules, self._recalled(), overruled)
         self.count = PauseCount(self._clock().always, paused=self.machine.pause is not None)
@@ -116,6 +115,11 @@ class AvailabilityKeeper:
         self.on_change: Callable[[], None] = lambda: None
         """The reason of the pause is another one, or there is none any more."""
         self._follow()
+
+    @property
+    def _overruled_path(self) -> Path:
+        """The file of the rules that a resume has overruled, while the daemon changes its stage."""
+        return self._path.with_name("overruled.json")
 
     def _recalled(self) -> Pause | None:
         found = kept.read(self._path)
