@@ -176,8 +176,8 @@ class OperatorService(SnapshotBuilder, DaemonWindow):
 
     async def pause(self, seconds: float | None, reason: str, now: bool) -> str:
         """Give the stage up, and answer when its memory is given back. Raises UsageFault for a
-        rendezvous, NetworkFault for a daemon that ends meanwhile: the pause holds at its next
-        start."""
+        rendezvous, NetworkFault for a daemon that ends meanwhile; a pause that is on the disk
+        holds at its next start."""
         d = self._d
         if d.role == "rendezvous":
             raise UsageFault("a rendezvous holds no part of a model", "stop it:  tutti stop")
@@ -191,7 +191,7 @@ class OperatorService(SnapshotBuilder, DaemonWindow):
             text = f"the pause is not on the disk, so a restart forgets it: {e.strerror or e}"
             self.journal.emit("daemon", "pause-not-kept", text, "warning")
         while not d.put_away.is_set():
-            if d.ending and kept:
+            if d.ending and kept and d.availability.paused is not None:
                 raise NetworkFault(
                     f"this daemon is {d.state}, and will be paused when it starts again",
                     "end the pause then:  tutti resume",

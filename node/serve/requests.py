@@ -65,15 +65,17 @@ REFUSED = (
 """Fields of the OpenAI API, and of servers that speak it (vLLM, llama.cpp), that would change the
 answer and are not supported, unless they have a value of :data:`IDLE`."""
 IDLE: tuple[Any, ...] = (None, False, 0, [], {}, "", {"type": "text"})
-_ONE = (
-    "best_of",
-    "length_penalty",
-    "repeat_penalty",
-    "repetition_penalty",
-    "tfs_z",
-    "typical_p",
-)
-"""Fields for which 1 changes nothing."""
+_OFF = {
+    "best_of": 1,
+    "length_penalty": 1,
+    "n_predict": -1,
+    "repeat_penalty": 1,
+    "repetition_penalty": 1,
+    "tfs_z": 1,
+    "top_n_sigma": -1,
+    "typical_p": 1,
+}
+"""Further values that change nothing: programs send all their settings, also those not in use."""
 
 
 class BadRequest(Exception):
@@ -134,7 +136,7 @@ def _drawing(body: Mapping[str, Any], most: int) -> GenerateRequest:
         raise BadRequest("n must be 1: ask again for another answer", "n")
     for name in REFUSED:
         value = body.get(name)
-        if value not in IDLE and not (name in _ONE and value == 1):
+        if value not in (*IDLE, _OFF.get(name)):
             raise BadRequest(f"{name} is not supported", name)
     seed = body.get("seed")
     if seed is None:
@@ -165,7 +167,8 @@ def _number(body: Mapping[str, Any], name: str, usual: float, least: float, most
 
 
 def _top_k(value: Any) -> int:
-    """The likeliest tokens among which one is drawn; 0 for all, for which clients also say -1."""
+    """Number of the likeliest tokens from which one is drawn; 0 for all, for which clients also
+    send -1."""
     if value in (None, -1):
         return 0
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:

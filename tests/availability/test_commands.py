@@ -38,6 +38,16 @@ async def test_a_daemon_that_ends_says_that_it_will_start_paused(daemon, tmp_pat
     assert kept.read(tmp_path / "pause.json") is not None
 
 
+async def test_a_pause_that_was_lifted_meanwhile_is_not_promised(daemon):
+    daemon.ending = False
+    answer = asyncio.ensure_future(OperatorService(daemon).pause(None, "a film", now=False))
+    await asyncio.sleep(0)
+    daemon.availability.resume()
+    daemon.ending = True
+    with pytest.raises(NetworkFault, match="not paused: this daemon is stopping"):
+        await answer
+
+
 async def test_a_daemon_that_ends_without_a_pause_on_the_disk_is_not_paused(daemon, monkeypatch):
     def full(path, pause) -> None:
         raise OSError("no space")

@@ -153,7 +153,7 @@ async def test_a_refused_sampler_answers_400_with_its_name(client, letters, open
 
 def test_the_likeliest_tokens_are_taken_over() -> None:
     for said, asked in ((40, 40), (0, 0), (-1, 0), (None, 0), (1 << 40, (1 << 32) - 1)):
-        body = {"messages": HELLO, "top_k": said, "repetition_penalty": 1.0}
+        body = {"messages": HELLO, "top_k": said, "repetition_penalty": 1.0, "n_predict": -1}
         assert read_chat(body).generate.top_k == asked
 
 
