@@ -52,8 +52,8 @@ CALLBACK_S = 0.25
 GROWTH_MIB, LEFT_MIB = 128.0, 32.0
 EPOCHS = 0.9
 FEWEST = 10
-"""Epochs of a quiet minute from which on a ratio says something: of fewer, one is more than what
-may be lost."""
+"""Fewest epochs of a quiet minute for which a ratio is judged: of fewer, one is already more than
+what may be lost."""
 SATURATED = 0.9
 """Share of this machine's processors that members and attackers keep busy together, above which the
 system's scheduler decides how many epochs are left, and not the daemons."""

@@ -186,8 +186,8 @@ class AvailabilityKeeper:
         kept.write(self._path, None)
 
     def hand_on(self) -> None:
-        """Keep the rules that the operator has overruled for the process that this one becomes. A
-        disk that takes nothing costs only them."""
+        """Write the rules that the operator has overruled to the disk, for the process that
+        replaces this one. If the disk takes nothing, only they are lost."""
         with contextlib.suppress(OSError):
             kept.hand_on(self._overruled_path, self.machine.overruled)
 

@@ -196,7 +196,7 @@ class Availability:
 
     def _sample(self, e: Sampled, now: float) -> None:
         if self._minute is None:
-            # A first look cannot tell a load that lasts, so no overruled rule is open yet.
+            # The first sample cannot show that a load lasts, so no overruled rule is open yet.
             self._used = dict.fromkeys(self.overruled, now)
         self._minute = e.minute
         if e.input_s is not None:

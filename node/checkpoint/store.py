@@ -254,7 +254,8 @@ class CheckpointStore:
     ) -> int | None:
         """Newest epoch of :meth:`current` up to ``most`` with an intact checkpoint, None without
         one. Compares whole files with the hashes of the manifest. A damaged checkpoint counts as
-        absent from then on. Raises Interrupted when ``goes_on``, asked between blocks, said so."""
+        absent from then on. Raises Interrupted when ``goes_on``, asked between blocks, returns
+        False."""
         for epoch in [found for found in self.current(stage) if found <= most]:
             for name in _names(epoch):
                 try:
@@ -288,7 +289,7 @@ class CheckpointStore:
         self, stage: int, epoch: int, goes_on: Callable[[], bool] = lambda: True
     ) -> Checkpoint:
         """Read one checkpoint, verifying every hash. Raises Refused when it is missing, torn,
-        garbled or foreign, Interrupted when ``goes_on``, asked between blocks, said so."""
+        garbled or foreign, Interrupted when ``goes_on``, asked between blocks, returns False."""
         reasons: list[str] = []
         for name in _names(epoch):
             try:

@@ -338,7 +338,7 @@ class Election:
         self._incumbents.answered(peer, now)
 
     def keep(self, admitted: Callable[[PeerId], bool]) -> None:
-        """Only ``admitted`` peers may lead: of others forget that they said so, or answered."""
+        """Forget leaders that are not ``admitted``, whatever they said or answered."""
         self._incumbents.keep(admitted)
 
     def says(self, peer: PeerId, now: float) -> None:

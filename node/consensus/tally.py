@@ -34,9 +34,9 @@ class VoteTally:
         self._votes[peer][vote] = signature
 
     def show(self, certificate: Certificate, cell: CellId, now: float) -> Version | None:
-        """Another peer shows a certificate. Returns its version if this peer believes it, by the
-        voters that it knows: before it knows any, one peer could name its own, and plans would
-        show them to all members."""
+        """Another peer shows a certificate. Returns its version if this peer believes it.
+        Without known voters it believes none: one peer could name voters of its own, and plans
+        would show them to all members."""
         known = self._trust.holds(now)
         if not known or not self._trust.shown(certificate, cell, now):
             return None

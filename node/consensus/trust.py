@@ -33,10 +33,10 @@ ALONE_S = 30.0
 """Seconds after its last certificate before a member follows a plan that goes on without a
 majority. A leader waits longer than this for its voters before it makes such a plan."""
 ALONE_EPOCHS = 2.5
-"""Epochs before it does, if that is longer."""
+"""The same limit in epochs, by the forecast of the plan in force; the longer one counts."""
 MOST_EPOCH_S = 3600.0
-"""Longest epoch, in seconds, that a forecast is believed: beyond it a leader could bind the members
-to its voters for good."""
+"""Longest forecast of an epoch, in seconds, that is believed: without a bound a leader could bind
+the members to its voters for good."""
 TRUSTED_S = 5.0
 """Seconds between two checks of a certificate for a version that the member made itself, under the
 leader it follows: a signature costs about 0.1 ms, and a small epoch takes a few ms."""
@@ -82,7 +82,7 @@ class Trust:
         self._epoch_s = 0.0
 
     def expects(self, epoch_s: float) -> None:
-        """A plan is in force that forecasts an epoch of so many seconds, 0 for unknown."""
+        """Take over the forecast of the plan in force: seconds of an epoch, 0 for unknown."""
         self._epoch_s = min(epoch_s, MOST_EPOCH_S)
 
     def forget(self) -> None:

@@ -17,7 +17,7 @@ FORGET_S = 60.0
 """Seconds without a new certificate after which a member no longer insists on the voters of its
 last one: it was away or alone, and starts from newer certificates of other peers."""
 FORGET_EPOCHS = 5.0
-"""Epochs without a new certificate after which it no longer does, if that is longer."""
+"""The same limit in epochs; the longer one counts."""
 RIPE = 10
 """Epoch of a history from which certificates bind a member: peers that start together may begin as
 two swarms, and each may give up its history for the other's."""

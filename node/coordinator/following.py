@@ -87,7 +87,7 @@ class PlanReports:
                 sent = self._told + len(batch)
                 self._told = sent  # before the call, in which it may be set back
                 heard = await self._tell(notes.finished_note(self.plan, batch))
-                if not heard and self._told == sent:  # else somebody else is to hear them
+                if not heard and self._told == sent:  # else it was set back for a new leader
                     self._told -= len(batch)
                     return
         finally:

@@ -253,8 +253,8 @@ class Directory:
         }
 
     def _landmarks(self) -> list[PeerID]:
-        """Bootstrap peers and established peers, by lot: of each address block one that is known to
-        answer, if any, then the others."""
+        """Bootstrap peers and established peers, by lot: first one of each address block, one that
+        is known to answer if there is any, then the others."""
         known = (self._seeds.keys() | self._established().keys()) - {self.me}
         drawn = [PeerID.from_base58(peer) for peer in random.sample(sorted(known), len(known))]
         if self._node is not None:

@@ -637,7 +637,8 @@ class SwarmProtocol(DHTProtocol):
         return self.storage.store_subkey(key, writer, value, expires)
 
     def _follow_stores(self) -> None:
-        """Pass on what the stores keep, also what was read, and nothing without a place there."""
+        """Pass on the records that the stores keep, also those that were read, and drop those that
+        lost their places."""
         changes = self._validator.changes
         for change in changes:
             key = DHTID.generate(source=change.key)

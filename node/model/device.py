@@ -303,8 +303,8 @@ class Device:
         return median(seconds[1:]) / (2 * PRODUCT**3) * 1e12
 
     def make_current(self) -> None:
-        """Make a GPU the current one of this thread, which torch asks for the formats that it has,
-        and on which libraries launch kernels of their own. Each thread begins with the first GPU.
+        """Make this GPU the current one of the calling thread: torch asks it for its formats, and
+        libraries launch their own kernels on it. Each thread begins with the first GPU.
         Does nothing on the CPU."""
         if self.is_cuda:
             torch.cuda.set_device(self.device)

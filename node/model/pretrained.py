@@ -120,8 +120,8 @@ class Weights:
         self._file_of: dict[str, Path] = {}
         single = directory / WEIGHTS
         index = directory / INDEX
-        # As in transformers, a single file counts before a list of files beside it. False, too,
-        # where it cannot be looked at.
+        # As in transformers, a single file counts before a list of files beside it. isfile is
+        # False, too, where a file cannot be looked at.
         if os.path.isfile(single) or not os.path.isfile(index):
             with self._open(single) as found:
                 self._file_of = dict.fromkeys(found.keys(), single)

@@ -68,8 +68,8 @@ class DeviceThread(Executor):
     ``loop.run_in_executor(device, fn)`` and never runs beside a forward. ``idle_s``: seconds
     without a job since the start. ``by_arrival`` True puts all jobs but COMMIT and TOKEN in
     order of arrival. Only the event loop's thread queues jobs and closes it. If a job
-    or a call of :meth:`beside` raises, ``failed`` is called with the error on the thread of the
-    job, before the waiter gets it.
+    or a call of :meth:`beside` raises, ``failed`` is called with the error on the thread that
+    ran it, before the waiter gets it.
 
     ``lanes``: the lanes of the device. If they copy concurrently, the thread issues a job that has
     a ``finish`` part, and begins the next job while that part copies the result down. Results

@@ -110,7 +110,7 @@ def test_nobody_follows_who_claims_it_nevertheless() -> None:
     assert swarm.led() == {"": {"e00-001"}}
 
 
-def test_nobody_follows_any_longer_who_leads_on_without_admission() -> None:
+def test_a_leader_that_leads_on_without_admission_loses_its_followers() -> None:
     swarm = Chosen(ONE, {FIRST, PeerId("e00-001")}, MachineFactory(services=claims_to_lead))
     swarm.world.run(15.0, None)
     assert swarm.led() == {"": {FIRST}}

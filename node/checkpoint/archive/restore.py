@@ -42,8 +42,8 @@ def restore(
     (:mod:`node.checkpoint.archive.line`), and count as absent on the disk. Where there is not room
     for all, older ones make way or newer ones are left out. Raises UsageFault if the archive has
     nothing of this run, LocalFault if it cannot be read, OutOfResources if this disk has no room
-    for any of it, Interrupted if ``goes_on`` said so. A copy that is damaged, or that no peer of
-    this run can have made, is reported and left out.
+    for any of it, Interrupted if ``goes_on`` returned False. A copy that is damaged, or
+    that no peer of this run can have made, is reported and left out.
     """
     scene = _Scene(archive, store, scratch, journal, goes_on, epochs)
     copies = archive.copies(stage)
@@ -66,7 +66,7 @@ def restore(
         # The store keeps the newest that it has written.
         for epoch in sorted(newer[:RESTORED]):
             one = scene.gathered([whole for whole in found if whole.epoch == epoch])
-            if one is not None and scene.is_put(one, done):
+            if one is not None and scene.try_put(one, done):
                 done.append(epoch)
         newer = newer[RESTORED:]
     there = store.epochs(stage)
@@ -126,7 +126,7 @@ class _Scene:
             return -1
         return newest
 
-    def is_put(self, one: Checkpoint, beside: list[int]) -> bool:
+    def try_put(self, one: Checkpoint, beside: list[int]) -> bool:
         """Write a checkpoint to the disk. Those of the epochs ``beside`` stay if there is room.
         Return False, with a line in the journal, if there is no room for it alone."""
         try:

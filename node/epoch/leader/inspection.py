@@ -135,8 +135,9 @@ class InspectionRecord:
         return [d for d in self.deviations[about] if d.suspect and d.by * by > 0]
 
     def single_witnesses(self, about: tuple[TensorKind, int], me: PeerId) -> set[PeerId]:
-        """Senders and receivers that nobody else confirms: what the peer does not report itself,
-        two of each must have seen, or this leader (``me``). One of them may lie."""
+        """The only sender and the only receiver that saw suspect deviations. What the peer does not
+        report itself, two senders and two receivers or this leader (``me``) must have seen: a
+        single witness may lie."""
         suspect = self.suspect(about)
         found = set[PeerId]()
         for witnesses in ([d.senders for d in suspect], [d.receivers for d in suspect]):
