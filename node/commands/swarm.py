@@ -230,56 +230,110 @@ def switch(file: Path, as_json: bool) -> int:
     "--invite",
     "invites",
     type=click.Choice(["end", "keep"]),
-    help="Of a private swarm: the invite for anybody with which they came. end: it is good for "
-    "nobody any more, and all who came with it are out. keep: who has it can come back with a new "
-    "key. By default it ends if nobody else in sight came with it.",
+    help="In a private swarm, the fate of an invite for anybody with which these peers came. end: "
+    "nobody can use it any more, and all who came with it are out. keep: its holders can come back "
+    "with a new key. By default it ends, but if others in sight came with it, nothing is done.",
 )
-@flag("--back", help="Let them take part again.")
+@flag(
+    "--back",
+    help="Let them take part again. If the invite with which they came has ended, name its key "
+    "too, or leave it so with --invite end and give each a new one.",
+)
 @options.as_json
 def revoke(peers: Sequence[str], invites: str | None, back: bool, as_json: bool) -> int:
     """Put peers out of a running swarm, or let them back in. Only its owner can do this. Every peer
     that learns of it refuses them at once, also in a private run and whatever token they hold."""
     from node.app.change import under
     from node.consensus.rules import mark
-    from node.control.naming import called
     from node.identity.keys import Identity
 
     ours = shared.config({})
     with shared.client(ours) as client:
-        revoked, known = _meant(client, peers)
-        came = client.peers(everybody=True).invites
-    if Identity.load(ours.identity_path).peer_id in revoked:
+        named, known = _meant(client, peers)
+        told = client.peers(everybody=True).invites
+        came = {PeerId(peer): PeerId(key) for peer, key in told.items()}
+    if Identity.load(ours.identity_path).peer_id in named:
         raise UsageFault("that is this node itself", "an owner cannot revoke the own key")
+
+    def changed(manifest: Manifest, rules: Rules) -> tuple[Manifest, Collection[str]]:
+        private = manifest.swarm.admission == "invite"
+        if not private:
+            came.clear()  # all take part in an open run, also with an invite that has ended
+        unseen = private and not known.keys() >= set(named)
+        if back:
+            _let_in(named, invites, rules, known, came)
+            left = rules.revoked - set(map(mark, named))
+            if unseen and left:
+                shared.say("peers whose invite has ended stay out until its key is named too")
+            return under(manifest, rules), left
+        put_out = _put_out(named, invites, known, came)
+        if unseen:
+            shared.say("invites of peers that are not in sight stay good for whoever has them")
+        return under(manifest, rules), rules.revoked | set(map(mark, put_out))
+
+    return _sign_change(as_json, changed)
+
+
+def _put_out(
+    named: Sequence[PeerId],
+    fate: str | None,
+    known: Mapping[PeerId, str],
+    came: Mapping[PeerId, PeerId],
+) -> list[PeerId]:
+    """Print who is put out; return the keys of these peers and of the invites that end. ``fate``:
+    the option ``--invite``; ``known``: names of the peers in sight; ``came``: for each the key of
+    the invite for anybody with which it came. Raises UsageFault if ``fate`` is None and others came
+    with the same invite."""
+    from node.control.naming import called
+
     ended: dict[PeerId, PeerId] = {}
-    if not back and invites != "keep":
-        ended = {PeerId(came[peer]): peer for peer in revoked if peer in came}
-    with_them = [PeerId(p) for p, key in came.items() if key in ended and p not in revoked]
+    if fate != "keep":
+        ended = {came[peer]: peer for peer in named if peer in came}
+    # Leaders know the voters that are out by their own marks alone, so these get marks as well.
+    with_them = [peer for peer, key in came.items() if key in ended and peer not in named]
     others = ", ".join(called(peer, known) for peer in with_them)
-    if with_them and invites is None:
+    if with_them and fate is None:
         raise UsageFault(
             f"with the same invite came {others}",
             "put them out too, and let nobody in by it any more:  --invite end\n"
             "or leave it good for whoever has it, with a new key too:  --invite keep",
         )
-    verb = "revokes"
-    if back:
-        verb = "lets in"
-    for peer in revoked:
-        shared.say(f"{verb}  {called(peer, known)}")
+    for peer in named:
+        shared.say(f"revokes  {called(peer, known)}")
     for key, peer in ended.items():
         shared.say(f"revokes  the invite of {called(peer, known)}; its key is {key}")
     if with_them:
-        shared.say(f"puts out {others}; a new invite for each:  tutti swarm invite --for PEER")
-    marks = frozenset(map(mark, [*revoked, *ended]))
+        shared.say(f"puts out {others}; with a new invite one of them can come back:")
+        shared.say("    tutti swarm revoke --back PEER --invite end; tutti swarm invite --for PEER")
+        shared.say("to make the old invite good again, name them and its key:")
+        shared.say(f"    tutti swarm revoke --back {' '.join([*with_them, *ended])}")
+    return [*named, *ended, *with_them]
 
-    def changed(manifest: Manifest, rules: Rules) -> tuple[Manifest, Collection[str]]:
-        if back:
-            return under(manifest, rules), rules.revoked - marks
-        if manifest.swarm.admission == "invite" and not known.keys() >= set(revoked):
-            shared.say("the invite of who is not in sight stays good for whoever has it")
-        return under(manifest, rules), rules.revoked | marks
 
-    return _sign_change(as_json, changed)
+def _let_in(
+    named: Sequence[PeerId],
+    fate: str | None,
+    rules: Rules,
+    known: Mapping[PeerId, str],
+    came: Mapping[PeerId, PeerId],
+) -> None:
+    """Print who is let in; ``fate``, ``known`` and ``came`` as for :func:`_put_out`. Raises
+    UsageFault if a peer would stay out because its invite is revoked under ``rules``, unless
+    ``fate`` is "end" or ``named`` has the invite's key too."""
+    from node.control.naming import called
+
+    for peer in named:
+        key = came.get(peer)
+        if fate == "end" or key is None or key in named or not rules.revokes(key):
+            continue
+        raise UsageFault(
+            f"the invite with which {called(peer, known)} came has ended",
+            f"make it good again for whoever has it, and name its key too:  {key}\n"
+            "or leave it so, and give each a new one:  --invite end\n"
+            "then:  tutti swarm invite --for PEER",
+        )
+    for peer in named:
+        shared.say(f"lets in  {called(peer, known)}")
 
 
 def _sign_change(

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import click
@@ -410,9 +411,12 @@ def test_restart_without_a_daemon_says_so(tutti):
 
 
 @pytest.fixture
-def owned_run(ours, daemon):
+def owned_run(request, ours, daemon):
     me = Identity.load_or_create(ours.identity_path)
-    manifest = Manifest.parse(Manifest.default_demo().sign(me))
+    manifest = Manifest.default_demo()
+    admission = getattr(request, "param", "open")
+    manifest = replace(manifest, swarm=replace(manifest.swarm, admission=admission))
+    manifest = Manifest.parse(manifest.sign(me))
     ours.remember(manifest)
     daemon.said.swarm.run_id = manifest.run_id
     for line, name in zip(daemon.seen.peers[1:], ("anna", "twin", "twin"), strict=False):
@@ -434,6 +438,7 @@ def test_a_peer_is_revoked_by_any_name(tutti, ours, daemon, owned_run, by):
     refused(tutti("swarm", "revoke", peer[-3:]), 2, "no peer in sight")
 
 
+@pytest.mark.parametrize("owned_run", ["invite"], indirect=True)
 def test_the_invite_of_a_revoked_peer_ends_unless_others_came_with_it(
     tutti, ours, daemon, owned_run
 ):
@@ -452,13 +457,49 @@ def test_the_invite_of_a_revoked_peer_ends_unless_others_came_with_it(
     daemon.seen.invites[twin] = key
     refused(tutti("swarm", "revoke", "anna"), 2, f"came twin ({twin})", "--invite keep")
     assert marks("--invite", "keep") == {mark(anna)}
-    assert marks("--invite", "end") == {mark(anna), mark(key)}
+    assert marks("--invite", "end") == {mark(anna), mark(key), mark(twin)}
     shown = tutti("swarm", "revoke", "anna", "--invite", "end").stderr
     assert f"its key is {key}" in shown
     assert f"puts out twin ({twin})" in shown
+    assert f"tutti swarm revoke --back {twin} {key}\n" in shown
     daemon.said.change.revision = 1
     daemon.said.change.signed = daemon.switched
-    assert tutti("swarm", "revoke", "--back", key).returncode == 0
+    assert tutti("swarm", "revoke", "--back", twin, key).returncode == 0
+    assert read(owned_run, daemon.switched).revoked == {mark(anna)}
+
+
+@pytest.mark.parametrize("owned_run", ["invite"], indirect=True)
+def test_a_peer_whose_invite_has_ended_comes_back_with_it_or_by_a_new_one(
+    tutti, ours, daemon, owned_run
+):
+    from node.app.change import read
+
+    anna = daemon.seen.peers[1].peer
+    key = Identity.ephemeral().peer_id
+    daemon.seen.invites[anna] = key
+    assert tutti("swarm", "revoke", "anna").returncode == 0
+    daemon.said.change.revision = 1
+    daemon.said.change.signed = daemon.switched
+
+    def left(*words):
+        assert tutti("swarm", "revoke", "--back", *words).returncode == 0
+        return read(owned_run, daemon.switched).revoked
+
+    for more in ((), ("--invite", "keep")):
+        refused(tutti("swarm", "revoke", "--back", "anna", *more), 2, f"anna ({anna})", key)
+    assert left("anna", key) == set()
+    assert left("anna", "--invite", "end") == {mark(key)}
+    del daemon.seen.invites[anna]
+    assert left("anna") == {mark(key)}, "it has come with another invite"
+
+
+@pytest.mark.parametrize("more", [(), ("--invite", "end")])
+def test_in_an_open_run_no_invite_ends(tutti, ours, daemon, owned_run, more):
+    from node.app.change import read
+
+    anna, twin = (line.peer for line in daemon.seen.peers[1:3])
+    daemon.seen.invites.update({anna: "K", twin: "K"})
+    assert tutti("swarm", "revoke", "anna", *more).returncode == 0
     assert read(owned_run, daemon.switched).revoked == {mark(anna)}
 
 
