@@ -111,7 +111,7 @@ class SwarmNode(DHTNode):
     async def post(self, key: str, raw: bytes, expires: float, writer: str) -> bool:
         """Store a record of this node at the nodes nearest to ``key`` and at landmarks, until
         ``expires`` (Unix seconds). Returns False if no node near the key took it. Raises
-        ConnectionError if none of the nodes that were asked answers."""
+        ConnectionError as :meth:`find_nearest_nodes`."""
         place = DHTID.generate(source=key)
         protocol = cast(SwarmProtocol, self.protocol)
         packed = protocol.serializer.dumps(raw)
@@ -173,9 +173,11 @@ class SwarmNode(DHTNode):
         **options: Any,
     ) -> dict[DHTID, dict[DHTID, PeerID]]:
         """As the parent, for nodes that answer. hivemind's post calls it, and learns the nodes by
-        ``found_callback``. Raises ConnectionError if none of the nodes that were asked answers."""
+        ``found_callback``. Raises ConnectionError if none of the nodes that were asked answers,
+        unless they are landmarks that the routing table lacks."""
         found: dict[DHTID, dict[DHTID, PeerID]] = {}
         for key in tuple(queries):
+            listed = set(self.protocol.routing_table.uid_to_peer_id)
             walk = await self.walk(key)
             nearest = {node: walk.known[node] for node in walk.found()}
             found[key] = nearest
@@ -183,7 +185,8 @@ class SwarmNode(DHTNode):
                 node_to_peer_id.update(nearest)
             if found_callback is not None:
                 await found_callback(key, list(nearest), walk.asked)
-            if walk.asked and not nearest:
+            # A landmark that is in no routing table may be a client, which answers nobody.
+            if walk.asked & listed and not nearest:
                 raise ConnectionError("no node of the directory answers")
         return found
 

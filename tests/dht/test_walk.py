@@ -96,8 +96,10 @@ class Crowd:
         seed: PeerId | None = None,
         settings: DirectorySettings = PATIENT,
         company: Company = NO_COMPANY,
+        answered: bool = True,
     ) -> Directory:
-        """Let a node join. ``seed``: the node whose address it knows; None: the founder."""
+        """Let a node join. ``seed``: the node whose address it knows; None: the founder.
+        ``answered``: whether to wait until a node answers it."""
         number = len(self.identities)
         identity = identity or numbered_identity(f"walker {number}")
         p2p = LoopbackP2P(identity.peer_id)
@@ -111,7 +113,7 @@ class Crowd:
         self.directories.append(directory)
         others: Any = p2p
         await directory.attach(others, seeds)
-        await eventually(lambda: directory.neighbours or not seeds)
+        await eventually(lambda: directory.neighbours or not seeds or not answered)
         return directory
 
     def nearest(self) -> list[int]:
@@ -196,6 +198,25 @@ async def test_records_are_found_by_a_reader_that_knows_only_nodes_far_from_them
         del table[nearer]
     found = await reader.read(TOPIC)
     assert {member.me for member in members} <= set(found)
+
+
+async def test_a_node_that_knows_only_clients_keeps_its_record_itself(nobody, body) -> None:
+    client = await nobody.join()
+    await client.serve(False)
+    node = await nobody.join(seed=client.me, answered=False)
+    assert not node.neighbours
+    assert node._landmarks()
+    assert await node.publish(body(0), topic=TOPIC)
+
+
+async def test_a_post_fails_while_no_known_node_answers(nobody, body) -> None:
+    """Also if all known nodes are landmarks."""
+    founder = await nobody.join()
+    node = await nobody.join()
+    assert node._landmarks() == [PeerID.from_base58(founder.me)]
+    await eventually(lambda: "settle" in node._searches and node._searches["settle"].done())
+    await nobody.p2ps[0].shutdown()
+    assert not await node.publish(body(0), topic=TOPIC)
 
 
 async def test_failures_of_invented_nodes_are_forgotten(crowd, monkeypatch) -> None:
