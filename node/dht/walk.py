@@ -30,9 +30,9 @@ from node.dht.guard import SwarmProtocol, node_id_of
 from node.identity.faults import PEERS_KEPT
 
 SOURCES = 3
-"""Nodes of a walk from which the records under its key are taken. The others are asked only for
-nodes near the key. Each record is at five nodes, and the records of sixty peers are 24 KiB, which
-cost both sides milliseconds of processor time."""
+"""Nodes of a walk from which the records under its key are taken, the nearest ones. The others are
+asked only for nodes near the key. Each record is at five nodes, and the records of sixty peers are
+24 KiB, which cost both sides milliseconds of processor time."""
 PARALLEL = 4
 """Nodes of a walk that are asked at the same time."""
 LANDMARKS = 2
@@ -57,12 +57,13 @@ class Walk:
     known: dict[DHTID, PeerID]
     asked: set[DHTID] = field(default_factory=set)
     answered: set[DHTID] = field(default_factory=set)
-    sources: int = SOURCES
-    """Number of nodes that may still give records."""
+    few: bool = False
+    """Whether the walk starts from fewer nodes than it looks for. They are all that there are, but
+    for a newcomer, so the nearest ones are asked for records at once, which spares a round trip."""
     gave: set[DHTID] = field(default_factory=set)
     """Nodes that were asked for records."""
     landmarks: set[DHTID] = field(default_factory=set)
-    """Nodes that are asked for records wherever they stand, and do not count as sources."""
+    """Nodes that are asked for records wherever they stand."""
 
     def next(self) -> DHTID | None:
         """The node to ask next; None while there is none."""
@@ -83,9 +84,16 @@ class Walk:
         """The nearest nodes that have answered, the nearest one first."""
         return self._nearest(self.answered)
 
+    def gives(self, node: DHTID) -> bool:
+        """Whether a node is asked for records. Most nodes that a walk passes on its way are far
+        from the key, and they pass on what they have read, which may be old."""
+        if node in self.landmarks or node in self.answered:
+            return True
+        others = self._nearest(self.known.keys() - self.landmarks)
+        return self.few and node in others[:SOURCES]
+
     def untapped(self) -> list[DHTID]:
-        """Near nodes that answered and were not asked for records, because other nodes gave some.
-        Nodes that are farther or new may lack records that these have."""
+        """The nearest nodes that answered, without those that were asked for records already."""
         return [node for node in self.found()[:SOURCES] if node not in self.gave]
 
     def _nearest(self, nodes: Collection[DHTID]) -> list[DHTID]:
@@ -129,13 +137,14 @@ class SwarmNode(DHTNode):
         return bool(stored)
 
     async def walk(self, key: DHTID) -> Walk:
-        """Ask the nodes nearest to ``key``, the first ones with records also for these."""
+        """Ask the nodes nearest to ``key``, and the nearest of them and landmarks for records."""
         table = self.protocol.routing_table
         most = self.protocol.bucket_size
         starts = table.get_nearest_neighbors(key, STARTS * most, exclude=self.node_id)
         landmarks = self._usable_landmarks()
         known = self._filter_blacklisted(dict(starts)) | landmarks
-        walk = Walk(key, most, known, asked=set(landmarks), landmarks=set(landmarks))
+        few = len(starts) < most
+        walk = Walk(key, most, known, asked=set(landmarks), few=few, landmarks=set(landmarks))
         pending = dict[asyncio.Task[dict[DHTID, PeerID] | None], DHTID]()
         for landmark in landmarks:
             pending[self._tasks.spawn(self._ask(walk, landmark), "ask")] = landmark
@@ -195,10 +204,7 @@ class SwarmNode(DHTNode):
         without an answer."""
         key = walk.key
         peer = walk.known[node]
-        extra = node in walk.landmarks or node in walk.answered
-        source = walk.sources > 0 and not extra
-        walk.sources -= source
-        if source or extra:
+        if walk.gives(node):
             walk.gave.add(node)
         else:
             # Ids that differ in the last bit are near the same nodes, and nothing is stored there.
@@ -212,11 +218,8 @@ class SwarmNode(DHTNode):
         else:
             self.blacklist.register_failure(peer)
         if answer is None:
-            walk.sources += source
             return None
-        records, named = answer
-        # A node that is far from the key has no records, and is no source.
-        walk.sources += source and not records
+        _, named = answer
         return named
 
     def _usable_landmarks(self) -> dict[DHTID, PeerID]:

@@ -21,7 +21,7 @@ from node.dht.guard import node_id_of
 from node.dht.room import NO_COMPANY, Company
 from node.dht.settings import DirectorySettings
 from node.dht.topics import PEERS, cell_topic, key_of
-from node.dht.walk import LANDMARKS, Walk
+from node.dht.walk import LANDMARKS, SOURCES, Walk
 from node.identity.keys import Identity
 from node.telemetry.events import Journal
 from testbed.networks.loopback import LoopbackP2P, multiaddr_of
@@ -198,6 +198,58 @@ async def test_records_are_found_by_a_reader_that_knows_only_nodes_far_from_them
         del table[nearer]
     found = await reader.read(TOPIC)
     assert {member.me for member in members} <= set(found)
+
+
+async def asked_in_a_reading(reader: Directory) -> tuple[list[PeerID], list[PeerID]]:
+    """Nodes that are asked for records in a reading of the topic, and those that are asked only for
+    other nodes."""
+    sources = list[PeerID]()
+    others = list[PeerID]()
+    key = DHTID.generate(source=key_of(RUN, TOPIC))
+    protocol: Any = reader._node.protocol
+    call_find = protocol.call_find
+
+    async def counted(peer: PeerID, keys: Any) -> Any:
+        if key in keys:
+            sources.append(peer)
+        else:
+            others.append(peer)
+        return await call_find(peer, keys)
+
+    protocol.call_find = counted
+    await reader.look(TOPIC)
+    return sources, others
+
+
+async def test_records_are_asked_of_three_nodes_and_the_landmarks(crowd) -> None:
+    """Not of the far nodes that a walk passes on its way."""
+    near = crowd.nearest()
+    reader: Any = crowd.directories[near[-1]]._node
+    table = reader.protocol.routing_table
+    known = [n for i in near if (n := table.get(peer_id=crowd.p2ps[i].peer_id)) is not None]
+    for nearer in known[: -reader.protocol.bucket_size]:
+        del table[nearer]
+    landmarks = [crowd.p2ps[i].peer_id for i in near[-1 - LANDMARKS : -1]]
+    reader.landmarks = lambda: landmarks
+    sources, _ = await asked_in_a_reading(crowd.directories[near[-1]])
+    nearest = [crowd.p2ps[i].peer_id for i in near[:SOURCES]]
+    assert set(sources) == {*landmarks, *nearest}
+    assert len(sources) == LANDMARKS + SOURCES
+
+
+async def test_no_node_of_a_small_swarm_is_asked_twice(nobody) -> None:
+    """Its nearest nodes are known beforehand, and a second question takes a round trip."""
+    for _ in range(LIARS):
+        await nobody.join()
+    reader: Any = nobody.directories[nobody.nearest()[-1]]
+    table = reader._node.protocol.routing_table
+    await reader._node.find_nearest_nodes([reader._node.node_id])
+    assert len(table.uid_to_peer_id) == LIARS - 1
+    sources, others = await asked_in_a_reading(reader)
+    near = [nobody.p2ps[i].peer_id for i in nobody.nearest()]
+    assert sorted(map(str, sources + others)) == sorted(map(str, near[:-1]))
+    assert set(near[:SOURCES]) <= set(sources)
+    assert len(sources) <= SOURCES + LANDMARKS
 
 
 async def test_a_node_that_knows_only_clients_keeps_its_record_itself(nobody, body) -> None:
