@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 
 from node.app.capacity import (
+    AMPLE,
     NOTHING_TAKEN,
     MainMemory,
     check_memory,
@@ -476,23 +477,40 @@ def split_between(
 def _dealt(
     config: NodeConfig, manifest: Manifest, cards: Sequence[int]
 ) -> dict[int, dict[str, str]]:
-    """Settings of the daemons of all stages, to which several GPUs are dealt in turns. The first
-    is this process's, which has a context there."""
+    """Settings of the daemons of all stages, to which as many GPUs are dealt as have room for them,
+    the emptiest first; all GPUs, if no number of them has room for every stage."""
+    most = min(len(cards), manifest.pipeline.stages + 1)
+    for count in range(most, 0, -1):
+        found, fit = _dealt_to(config, manifest, cards[:count])
+        if fit:
+            return found
+    found, _ = _dealt_to(config, manifest, cards[:most])
+    return found
+
+
+def _dealt_to(
+    config: NodeConfig, manifest: Manifest, cards: Sequence[int]
+) -> tuple[dict[int, dict[str, str]], bool]:
+    """(settings of the daemons of all stages, to which GPUs are dealt in turns; whether every stage
+    fits into its part). There are no more GPUs than stages. The first GPU is this process's, which
+    has a context on it."""
     found: dict[int, dict[str, str]] = {}
+    fit = True
     for at, card in enumerate(cards):
         held = range(at, manifest.pipeline.stages + 1, len(cards))
         device = Device.numbered(card)
-        for stage in held:
+        processes = len(held)
+        if at:
+            processes += 1
+        limit, _ = room_on(config, [device], processes=processes)
+        older = device.older
+        for stage, size in shares(config, manifest, limit, held, gpu=True, older=older).items():
             found[stage] = {"device": str(device.device)}
-        if len(held) > 1:
-            processes = len(held)
-            if at:
-                processes += 1
-            limit, _ = room_on(config, [device], processes=processes)
-            sizes = shares(config, manifest, limit, held, gpu=True, older=device.older)
-            for stage, size in sizes.items():
+            if len(held) > 1:
                 found[stage]["memory"] = f"{size}B"
-    return found
+            if not check_memory(config, manifest, stage, size, AMPLE, older=older).ok:
+                fit = False
+    return found, fit
 
 
 def device_thread(

@@ -250,6 +250,39 @@ def test_stages_of_a_solo_start_are_dealt_to_the_cards(
     assert {s: f"{size}B" for s, size in shared.items()} == {s: split[s]["memory"] for s in (0, 3)}
 
 
+@pytest.mark.parametrize(
+    ("free", "dealt"),
+    [
+        pytest.param((20, 2), [(0, True), (0, True), (0, True)], id="all on the one with room"),
+        pytest.param((20, 20), [(0, True), (1, False), (0, True)], id="equal ones in turns"),
+        pytest.param((2, 20, 20), [(1, True), (2, False), (1, True)], id="without the fullest"),
+        pytest.param((5, 2), [(0, True), (1, False), (0, True)], id="all where nothing is enough"),
+    ],
+)
+def test_a_card_too_full_for_its_stage_is_dealt_to_none(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    free: tuple[int, ...],
+    dealt: list[tuple[int, bool]],
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(free))
+    monkeypatch.setattr(devices, "_entered", set())
+    monkeypatch.setattr(devices, "driver_memory", lambda card: (free[card] * GIB, 24 * GIB))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    m = amended(DEMO, {**LARGE, "model.layers": 6, "pipeline.stages": 2})
+    ours = config(tmp_path, **ALL)
+    assert check_memory(ours, m, 1, 2 * GIB, 64 * GIB).needed > 2 * GIB
+    split = split_between(ours, m)
+    found = [(split[stage]["device"], "memory" in split[stage]) for stage in range(3)]
+    assert found == [(f"cuda:{card}", shared) for card, shared in dealt]
+    if dealt[1] == dealt[2]:
+        assert sum(int(settings["memory"][:-1]) for settings in split.values()) <= 20 * GIB
+        for stage, settings in split.items():
+            size = int(settings["memory"][:-1])
+            assert check_memory(ours, m, stage, size, 64 * GIB).ok
+
+
 def test_children_of_a_solo_start_get_their_cards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
