@@ -136,7 +136,7 @@ def room_on(
 
 def main_memory(manifest: Manifest, stage: int, verdict: Verdict, gpu: bool) -> int:
     """Bytes of main memory that a stage takes: all that ``verdict`` counts, or for a stage on a GPU
-    what it has there beside."""
+    the part that is kept in main memory."""
     if not gpu:
         return verdict.needed
     m = manifest.model

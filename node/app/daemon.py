@@ -652,7 +652,9 @@ class Daemon(Node):
             a = await build(stage)
         self.role = "ends" if stage == ENDS else "stage"
         built = resident(os.getpid()) + self.memory_beside()[0]
-        self.memory_process = max(0, built - a.parameter_bytes) + KERNELS
+        if not a.device.is_cuda:
+            built -= a.parameter_bytes  # a GPU's are not in main memory
+        self.memory_process = max(0, built) + KERNELS
         if not a.device.is_cuda:
             # Building has loaded more of the libraries, and the limit was made for less.
             more = max(0, self.memory_process - process)

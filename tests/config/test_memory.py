@@ -1,7 +1,8 @@
 """Memory of a device that a stage may take: total, free, and left to others."""
 
+import asyncio
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -12,6 +13,7 @@ import torch
 from node.app import daemon
 from node.app.assembly import split_between
 from node.app.capacity import (
+    KERNELS,
     LOGIT_BYTES,
     LOGITS_MOST,
     MainMemory,
@@ -28,6 +30,7 @@ from node.app.capacity import (
 )
 from node.app.daemon import Daemon
 from node.config import NodeConfig
+from node.coordinator.presence import Presence
 from node.core.errors import OutOfResources
 from node.manifest import Manifest, amended
 from node.model import device as devices
@@ -281,6 +284,48 @@ def test_a_card_too_full_for_its_stage_is_dealt_to_none(
         for stage, settings in split.items():
             size = int(settings["memory"][:-1])
             assert check_memory(ours, m, stage, size, 64 * GIB).ok
+
+
+@dataclass
+class Built:
+    device: Card
+    parameter_bytes: int = GIB
+    memory: Verdict = field(default_factory=lambda: Verdict(True, 3 * GIB, 8 * GIB, ""))
+    memory_limit: int = 8 * GIB
+
+
+@pytest.mark.parametrize("gpu", [True, False], ids=["on a GPU", "in main memory"])
+def test_the_pledge_of_a_built_stage_has_the_whole_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu: bool
+) -> None:
+    """Parameters on a GPU are no part of the process, and those in main memory are the stage's."""
+    built = Built(Card(8 * GIB, is_cuda=gpu))
+    pledged: list[int] = []
+
+    async def done(*arguments: object, **more: object) -> Built:
+        return built
+
+    def pledge(size: int) -> None:
+        pledged.append(size)
+        raise InterruptedError
+
+    monkeypatch.setattr(daemon, "assemble", done)
+    monkeypatch.setattr(daemon, "resident", lambda pid: 2 * GIB)
+    monkeypatch.setattr(daemon, "of_files", lambda pid: 0)
+    me = SimpleNamespace(
+        _first_work=done,
+        memory_beside=lambda: (0, 0),
+        config=config(tmp_path),
+        pledges=SimpleNamespace(pledge=pledge),
+        **dict.fromkeys(("identity", "transport", "clock", "journal", "metrics")),
+        **dict.fromkeys(("_failed", "_does")),
+    )
+    with pytest.raises(InterruptedError):
+        asyncio.run(Daemon._host(cast(Daemon, me), cast(Presence, None), DEMO, 1, False))
+    whole = 2 * GIB
+    if not gpu:
+        whole -= built.parameter_bytes
+    assert pledged == [whole + KERNELS + main_memory(DEMO, 1, built.memory, gpu)]
 
 
 def test_children_of_a_solo_start_get_their_cards(
