@@ -52,7 +52,7 @@ RATE = 4 << 20
 """Bytes a second that one attacker sends at most."""
 MOST_KEYS = 20
 HANDSHAKE = "handshake: "
-"""Begin of what a victim answers before the attack."""
+"""Prefix of the answers to handshakes, which come before the attack."""
 WORDLESS = ("no answer in time", "broke off", "StreamEnded")
 """What a transport says of a call that ended without a word of the other side."""
 ANSWER_S = 10.0

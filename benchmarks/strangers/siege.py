@@ -219,8 +219,8 @@ def siege(root: Path, ground: Ground) -> Iterator[Siege]:
 
 
 def start_members(box: Box, ground: Ground) -> list[Peer]:
-    """Start the members of a swarm and return them. Those of a private run join by an invite of its
-    owner, which starts before them. Raises Hang."""
+    """Start the members of a swarm and return them. In a private run the owner starts first, and
+    the others join by its invite. Raises Hang."""
     quiet = {"training__epochs": 100_000, "training__eval_every": 0}
     changes = dict(ground.changes)
     peers = box.swarm(ground.nodes, **quiet, training__rebalance_every_s=0.0, **changes)

@@ -477,8 +477,8 @@ def split_between(
 def _dealt(
     config: NodeConfig, manifest: Manifest, cards: Sequence[int]
 ) -> dict[int, dict[str, str]]:
-    """Settings of the daemons of all stages, to which as many GPUs are dealt as have room for them,
-    the emptiest first; all GPUs, if no number of them has room for every stage."""
+    """Settings of the daemons of all stages, to which GPUs are dealt. The fullest GPUs are left out
+    until every stage has room on its own; if none is enough, all of them are dealt."""
     most = min(len(cards), manifest.pipeline.stages + 1)
     for count in range(most, 0, -1):
         found, fit = _dealt_to(config, manifest, cards[:count])

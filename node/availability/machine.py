@@ -151,8 +151,8 @@ class Open:
 
 class Availability:
     """The machine. ``pause``: why it is closed now, None while it is open; ``by_run``: the pause of
-    the run's owner, None without one. From before this start: ``asked``, a pause of the operator,
-    and ``overruled``, the rules that a resume has set aside."""
+    the run's owner, None without one. ``asked``: a pause of the operator that this start found;
+    ``overruled``: rules that a resume before this start has set aside."""
 
     def __init__(
         self, rules: OwnerRules, asked: Pause | None = None, overruled: Collection[By] = ()

@@ -245,8 +245,8 @@ class CheckpointStore:
         )
 
     def current(self, stage: int) -> list[int]:
-        """Epochs of :meth:`epochs` that the run has not given up, as far as the order tells in
-        which they were written; newest first."""
+        """The epochs of :meth:`epochs`, newest first, without those that the run has given up. The
+        order in which they were written tells which."""
         return current(self._written(stage))
 
     def newest_whole(
@@ -423,9 +423,9 @@ class CheckpointStore:
             used -= nbytes
 
     def _newest_beside(self, new: CheckpointManifest, written: list[int]) -> int:
-        """The epoch whose checkpoint stays until ``new`` is whole: one of the same version, else
-        the newest before it that the run has not given up, else the one that was written last; -1
-        without any."""
+        """The epoch of the checkpoint that stays until ``new`` is whole, -1 without any: the same
+        version, else the newest epoch before it that the run has not given up, else the last
+        one written."""
         line = new.meta.get("lineage")
         if new.epoch in written and self.metas(new.stage)[new.epoch].get("lineage") == line:
             return new.epoch

@@ -280,7 +280,7 @@ def _put_out(
     known: Mapping[PeerId, str],
     came: Mapping[PeerId, PeerId],
 ) -> list[PeerId]:
-    """Print who is put out; return the keys of these peers and of the invites that end. ``fate``:
+    """Print the peers to put out; return their keys and the keys of the invites that end. ``fate``:
     the option ``--invite``; ``known``: names of the peers in sight; ``came``: for each the key of
     the invite for anybody with which it came. Raises UsageFault if ``fate`` is None and others came
     with the same invite."""
@@ -317,7 +317,7 @@ def _let_in(
     known: Mapping[PeerId, str],
     came: Mapping[PeerId, PeerId],
 ) -> None:
-    """Print who is let in; ``fate``, ``known`` and ``came`` as for :func:`_put_out`. Raises
+    """Print the peers to let in; ``fate``, ``known`` and ``came`` as for :func:`_put_out`. Raises
     UsageFault if a peer would stay out because its invite is revoked under ``rules``, unless
     ``fate`` is "end" or ``named`` has the invite's key too."""
     from node.control.naming import called

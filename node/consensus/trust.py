@@ -98,8 +98,8 @@ class Trust:
 
     def counts(self, peer: PeerId) -> bool:
         """Return True if votes and support of this peer count: it has not voted twice, and is not
-        revoked. A voter that does not count is still one of those of whom a majority is needed:
-        without it a minority could become a majority."""
+        revoked. Such a voter stays in the number of which a majority is needed: without it a
+        minority could become a majority."""
         return peer not in self.doubles and not self._revoked(peer)
 
     @property

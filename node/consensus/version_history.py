@@ -28,7 +28,7 @@ class VersionHistory:
         """Versions with the tokens counted until then, the newest first."""
         self.given_up_epochs = self.given_up_tokens = 0
         self._given_up: Version | None = None
-        """The version whose loss was counted last, until an epoch begins here."""
+        """The version that was counted as given up last, until an epoch begins here."""
 
     def stood(self, version: Version, tokens: int) -> None:
         """This peer has begun an epoch from ``version``."""

@@ -59,8 +59,8 @@ def clear_stale(path: Path) -> None:
 
 def listener(path: Path) -> int | None:
     """Pid of the process that listens on a unix socket, 0 when the system does not tell, None when
-    nobody does. Raises Refused for the socket of another user, whose answers cannot be trusted;
-    root's can."""
+    nobody does. Raises Refused for the socket of another user, except root: its answers cannot
+    be trusted."""
     try:
         user, pid = _peer(path)
     except PermissionError as e:

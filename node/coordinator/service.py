@@ -181,8 +181,8 @@ class Training(rpc.TrainingServicer):
         return rules
 
     def keep_change(self, rules: Rules) -> None:
-        """Keep a newer change and pass it on to the members of the plan in force. The peers that it
-        revokes are refused at once, not only with the next plan. One whose invite it revokes may
+        """Keep a newer change and pass it on to the members of the plan in force. Revoked
+        peers are refused at once, not only with the next plan. A peer with a revoked invite may
         come back with another invite."""
         revokes = self.admission.changes.revokes
         self.kit.callbacks.on_change(rules.change)

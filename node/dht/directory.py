@@ -399,8 +399,8 @@ class Directory:
 
     async def _refresh(self) -> None:
         """Post again what was not published again in time: whoever publishes may have to wait for
-        the DHT in between, longer than a record lives. And ask established peers whose records are
-        about to expire."""
+        the DHT in between, longer than a record lives. And ask established peers for their own
+        records before these expire."""
         while True:
             await asyncio.sleep(self._settings.refresh_s)
             soon = self._clock.wall() + RENEWED * self._settings.refresh_s

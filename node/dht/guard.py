@@ -132,7 +132,7 @@ def node_id_of(peer: PeerID) -> DHTID:
 
 @lru_cache(maxsize=4096)  # a node compares a question with the keys of all its own records
 def own_key(key: str, writer: str) -> DHTID:
-    """The key of a node's own record among those of ``key``. Only that node gives it; nothing is
+    """The key under which the node ``writer`` gives its own record of the topic ``key``. Nothing is
     posted there."""
     return DHTID.generate(source=f"{key}/{writer}")
 

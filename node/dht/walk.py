@@ -58,8 +58,8 @@ class Walk:
     asked: set[DHTID] = field(default_factory=set)
     answered: set[DHTID] = field(default_factory=set)
     few: bool = False
-    """Whether the walk starts from fewer nodes than it looks for. They are all that there are, but
-    for a newcomer, so the nearest ones are asked for records at once, which spares a round trip."""
+    """True if the walk starts from fewer nodes than it looks for. Except at a newcomer these are
+    all nodes, so the nearest are asked for records at once, which spares a round trip."""
     gave: set[DHTID] = field(default_factory=set)
     """Nodes that were asked for records."""
     landmarks: set[DHTID] = field(default_factory=set)
@@ -85,8 +85,8 @@ class Walk:
         return self._nearest(self.answered)
 
     def gives(self, node: DHTID) -> bool:
-        """Whether a node is asked for records. Most nodes that a walk passes on its way are far
-        from the key, and they pass on what they have read, which may be old."""
+        """Return True to ask a node for records. Most nodes on the way of a walk are far from the
+        key, and the records that they have read may be old."""
         if node in self.landmarks or node in self.answered:
             return True
         others = self._nearest(self.known.keys() - self.landmarks)

@@ -159,8 +159,7 @@ def check_admission(
 class Gate:
     """Admission to one run. An open run admits every peer; a private run admits its owner and peers
     that show a token. With ``chosen`` every peer may take part, but only the owner and peers with a
-    token may lead. Nobody is admitted whom the owner has revoked, or whose token comes from a
-    revoked invite.
+    token may lead. Revoked peers, and tokens from revoked invites, are refused everywhere.
 
     The signatures of a token are checked once for each peer that shows it; the newest ``KEPT``
     checks are remembered.

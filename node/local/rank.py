@@ -47,7 +47,7 @@ class Rank:
         they do not come in time."""
         where = device.device
         limit = timedelta(seconds=timeout_s)
-        # By itself gloo binds to the address the machine's name resolves to, and NCCL to those of
+        # By default gloo binds to the address of the machine's name, and NCCL to the addresses of
         # its networks, where strangers can reach them.
         loopback = "lo"
         if sys.platform == "darwin":
@@ -74,8 +74,8 @@ class Rank:
 
     @staticmethod
     def abandon() -> None:
-        """End the collectives under way. Those of gloo fail by themselves where a rank is gone, and
-        those of NCCL would wait for it."""
+        """End the collectives under way. Where a rank is gone, gloo's collectives fail by
+        themselves, and NCCL's would wait for it."""
         world = dist.group.WORLD
         if world is not None and dist.get_backend() == "nccl":
             world.abort()

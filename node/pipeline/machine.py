@@ -804,8 +804,8 @@ class PipelineMachine:
         return [Answer(Say.TAKE), *self._drop(event.index, why)]
 
     def _on_its_way(self, peer: PeerId, visit: Visit, now: float) -> bool:
-        """Return True if a micro-batch can have come to ``peer``, a block-stage replica, by what
-        its origin knows: over the hops of its journey, or in the place of one that is gone or has
+        """Return True if a micro-batch can have come to ``peer``, a block-stage replica, as far as
+        its origin knows: ``peer`` is a hop of its journey, or replaces a hop that is gone or has
         failed."""
         return any(
             peer == hop.peer

@@ -52,7 +52,7 @@ class EpochLine:
 @dataclass(frozen=True, slots=True)
 class Work:
     """Micro-batches of committed epochs that plans gave to one peer at one stage. ``of_stage``:
-    those of all peers at this stage."""
+    micro-batches of all peers at this stage."""
 
     peer: PeerId
     stage: int

@@ -111,7 +111,7 @@ UNARY_BYTES = 1 << 18
 send at once. More are refused before they are parsed: 256 KiB of empty keys take milliseconds."""
 UNARY_BYTES_PER_S = 1 << 16
 """Bytes of one peer's requests to handlers of the directory a second, in the long run. A post every
-few seconds has one KiB; what is offered to a new neighbour has at most 130 KiB, once."""
+few seconds has one KiB; the records offered to a new neighbour have at most 130 KiB, once."""
 MEMORY_EVERY_S = 1.0
 """Between two looks at p2pd's memory."""
 CONFIGURATION = "p2pd.json"

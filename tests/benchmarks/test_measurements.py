@@ -3,6 +3,7 @@
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,6 +34,18 @@ def test_each_result_is_of_a_commit_of_this_history(root: Path):
         assert found.returncode == 0, f"{name} was measured at {result['commit']}, which is gone"
 
 
+def result_of(*rows: dict[str, Any]) -> dict[str, Any]:
+    """The kept result of a benchmark with these rows, beside programs that took half the cores."""
+    return {
+        "arguments": [],
+        "commit": "c0ffee",
+        "date": "2026-01-02",
+        "machine": "a machine",
+        "load": {"others": 0.5, "stolen": 0.0},
+        "results": list(rows),
+    }
+
+
 def test_a_row_that_does_not_hold_is_shown_as_such():
     row = {
         "name": "1 speed",
@@ -41,14 +54,7 @@ def test_a_row_that_does_not_hold_is_shown_as_such():
         "peer": "a | b",
         "target": "at least 1",
     }
-    result = {
-        "arguments": [],
-        "commit": "c0ffee",
-        "date": "2026-01-02",
-        "machine": "a machine",
-        "load": {"others": 0.5, "stolen": 0.0},
-        "results": [{**row, "holds": False}, {**row, "target": "", "holds": None}],
-    }
+    result = result_of({**row, "holds": False}, {**row, "target": "", "holds": None})
     result = json.loads(json.dumps(result))
     part = {**result, "arguments": ["--only", "3", "--quick"]}
     shown = measurements.page({"pipeline": result, "proof.10": part, "proof.3": part})
@@ -63,15 +69,7 @@ def test_a_row_that_does_not_hold_is_shown_as_such():
 def test_a_part_that_did_not_come_to_its_end_counts_as_a_row_that_does_not_hold():
     row = {"name": "1", "value": 0, "unit": "", "peer": "", "target": "1", "holds": True}
     failed = {**row, "name": "2 did not come to its end", "target": "", "holds": False}
-    result = {
-        "arguments": [],
-        "commit": "c0ffee",
-        "date": "2026-01-02",
-        "machine": "a machine",
-        "load": {"others": 0.0, "stolen": 0.0},
-        "results": [row, failed],
-    }
-    assert "1 of 2 rows hold" in measurements.page({"pipeline": result})
+    assert "1 of 2 rows hold" in measurements.page({"pipeline": result_of(row, failed)})
 
 
 WHOLE = '{"arguments": [], "commit": "", "machine": "", "date": "", "load": {}, "results": []}'

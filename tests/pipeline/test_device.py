@@ -195,28 +195,16 @@ def test_the_end_comes_after_all_that_waits_and_nothing_after_it(device, cancel)
     assert sorted(ran) == ([] if cancel else list(Priority))
 
 
-async def test_errors_of_jobs_are_told_before_the_waiter_gets_them():
+@pytest.mark.parametrize("call", [DeviceThread.run, DeviceThread.beside], ids=["job", "copy"])
+async def test_errors_are_told_before_the_waiter_gets_them(call):
+    """A lost GPU may show at a received tensor first, after which no job comes any more."""
     told = []
     device = DeviceThread(failed=told.append)
     try:
         with pytest.raises(ZeroDivisionError) as caught:
-            await device.run(lambda: 1 / 0)
+            await call(device, lambda: 1 / 0)
         assert told == [caught.value]
-        assert await device.run(lambda: 5) == 5
-        assert len(told) == 1
-    finally:
-        device.close()
-
-
-async def test_errors_of_received_tensors_are_told_too():
-    """A lost GPU may show there first, and no job comes any more."""
-    told = []
-    device = DeviceThread(failed=told.append)
-    try:
-        with pytest.raises(ZeroDivisionError) as caught:
-            await device.beside(lambda: 1 / 0)
-        assert told == [caught.value]
-        assert await device.beside(lambda: 5) == 5
+        assert await call(device, lambda: 5) == 5
         assert len(told) == 1
     finally:
         device.close()

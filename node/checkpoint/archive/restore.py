@@ -108,9 +108,9 @@ class _Scene:
         return True
 
     def newest_here(self, stage: int, copies: list[Whole], found: list[Whole]) -> int:
-        """The newest epoch whose checkpoint on this disk is intact and not given up by the run, as
-        far as the disk and this peer's ``copies`` tell; -1 without any. ``found``: the copies that
-        the run has not given up."""
+        """The epoch of the newest intact checkpoint on this disk, -1 without any. Left out are
+        checkpoints that the run has given up, by the order on the disk or by this peer's
+        ``copies``. ``found``: the copies that the run has not given up."""
         metas = self.store.metas(stage)
         here = {(e, str(metas[e].get("lineage"))) for e in self.store.current(stage)}
         goes_on = {(whole.epoch, whole.lineage) for whole in found}
@@ -127,8 +127,8 @@ class _Scene:
         return newest
 
     def try_put(self, one: Checkpoint, beside: list[int]) -> bool:
-        """Write a checkpoint to the disk. Those of the epochs ``beside`` stay if there is room.
-        Return False, with a line in the journal, if there is no room for it alone."""
+        """Write a checkpoint to the disk. Checkpoints of the epochs ``beside`` stay if there is
+        room. Return False, with a line in the journal, if there is no room for it alone."""
         try:
             try:
                 self._put(one, beside)

@@ -211,8 +211,8 @@ class _Auditing:
         return self._found[key].file, trusted is None, later, key
 
     def _trusted_proof(self, key: Key) -> _Proof | None:
-        """The proof of a version by a file that is trusted at least as much as the one that has
-        it; None without one."""
+        """The proof of a version by its own file or an earlier one, which is trusted more; None
+        without such a proof."""
         proof = self._proven.get(key)
         if proof is None or proof.file > self._found[key].file:
             return None

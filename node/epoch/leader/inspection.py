@@ -169,7 +169,7 @@ class Inspection:
         self._records: Newest[PeerId, InspectionRecord] = Newest(KEPT)
         self._apart: frozenset[frozenset[PeerId]] = frozenset()
         self._believed: Newest[PeerId, PeerId] = Newest(KEPT)
-        """By witness without a second one: the peer against which its word alone counted."""
+        """The peer against which the word of a single witness counted, by witness."""
         self._floors = list(FLOORS)
         """Tolerance of each measure: :data:`FLOORS`, plus the usual difference of replicas."""
 
@@ -362,7 +362,7 @@ class Inspection:
         other."""
         others = {peer: set[PeerId]().union(*self._record(peer).contradicted) for peer in present}
         for witness, peer in self._believed.items():
-            # Who needed to be believed against one peer is not believed against the next one.
+            # A single witness that was believed against one peer is not believed against another.
             if others.get(witness):
                 others[witness].add(peer)
         found: list[PeerId] = []

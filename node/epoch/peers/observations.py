@@ -84,8 +84,8 @@ class Row(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Observed:
     """The result of one epoch. ``disputes``: pairs of neighbours whose sketches of the same
-    tensor differ; ``agreed``: pairs whose sketches are all the same; ``stages``: stages of the
-    peers on the paths of the plan."""
+    tensor differ; ``agreed``: pairs of neighbours with the same sketches everywhere; ``stages``:
+    stages of the peers on the paths of the plan."""
 
     observations: tuple[Observation, ...]
     disputes: frozenset[frozenset[PeerId]]

@@ -62,8 +62,8 @@ end that does not read."""
 UNDER_WAY = 1 << 20
 """Bytes of a circuit that p2pd may have moved to us and we have not read."""
 QUESTIONS_PER_S, QUESTIONS_AT_ONCE = 5.0, 64.0
-"""Questions of a stranger; of an established peer :data:`FAVOUR` times as many. A peer that has
-just come asks two or three for each peer behind the relay."""
+"""Limits on the questions of a stranger; an established peer may ask :data:`FAVOUR` times as many.
+A newcomer asks two or three for each peer behind the relay."""
 STREAM_NAME = 64
 """Characters of a stream's name."""
 
