@@ -433,10 +433,18 @@ class CheckpointStore:
         return next(iter([*before, *reversed(written)]), -1)
 
     def _written(self, stage: int) -> list[int]:
-        """Epochs of :meth:`epochs` in the order in which they were written. Those of older software
-        come first, by epoch."""
-        found = self._numbers(stage)
-        return sorted(found, key=lambda epoch: (found[epoch], epoch))
+        """Epochs of :meth:`epochs` in the order in which they were written. Older software gives no
+        numbers: its checkpoints come by epoch, and behind those that were there before them."""
+        numbers = self._numbers(stage)
+        unnumbered = [epoch for epoch, number in numbers.items() if not number]
+        if unnumbered and len(unnumbered) < len(numbers):
+            with self._stage(stage) as at:
+                times = {epoch: self._written_at(at, epoch) for epoch in numbers}
+            for epoch in unnumbered:
+                earlier = [n for e, n in numbers.items() if times[e] < times[epoch]]
+                numbers[epoch] = max(earlier, default=0)
+        later = set(unnumbered)
+        return sorted(numbers, key=lambda epoch: (numbers[epoch], epoch in later, epoch))
 
     def _numbers(self, stage: int) -> dict[int, int]:
         """The number of every checkpoint that looks whole, by epoch, as in :meth:`metas`."""
@@ -462,10 +470,13 @@ class CheckpointStore:
         """Return True if the checkpoint was written longer than ``settings.max_age_h`` ago."""
         if not self.settings.max_age_h:
             return False
+        return time.time() - self._written_at(at, epoch) > self.settings.max_age_h * HOUR_S
+
+    def _written_at(self, at: int, epoch: int) -> float:
+        """Unix time at which the checkpoint was written."""
         # After a power cut the one that was to be replaced may be there alone.
         name = next(n for n in _names(epoch) if n in os.listdir(at))
-        age_s = time.time() - os.stat(name, dir_fd=at, follow_symlinks=False).st_mtime
-        return age_s > self.settings.max_age_h * HOUR_S
+        return os.stat(name, dir_fd=at, follow_symlinks=False).st_mtime
 
     def _remove(self, at: int, epoch: int) -> None:
         for name in _names(epoch):

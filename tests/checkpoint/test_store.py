@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -543,13 +544,30 @@ def test_a_version_that_is_written_again_stays_meanwhile(tmp_path: Path) -> None
     assert lines(store) == {98: OLD}, "100 is no longer of the history that goes on"
 
 
+def saved_by_older_software(store: CheckpointStore, epoch: int) -> None:
+    """Save a checkpoint whose manifest has no number."""
+    page = store.save(1, epoch, *state(epoch)) / "manifest.json"
+    body = json.loads(page.read_text())["checkpoint"]
+    del body["number"]
+    page.write_text(json.dumps({"checkpoint": body, "sha256": _hash(body)}))
+
+
 def test_checkpoints_of_older_software_count_by_their_epochs(store: CheckpointStore) -> None:
     for epoch in (9, 8):
-        page = store.save(1, epoch, *state(epoch)) / "manifest.json"
-        body = json.loads(page.read_text())["checkpoint"]
-        del body["number"]
-        page.write_text(json.dumps({"checkpoint": body, "sha256": _hash(body)}))
+        saved_by_older_software(store, epoch)
     assert store.current(1) == [9, 8]
+
+
+def test_checkpoints_that_older_software_wrote_last_are_the_newest(store: CheckpointStore) -> None:
+    """The user went back to the former version for a while."""
+    for epoch in (3, 4):
+        store.save(1, epoch, *state(epoch))
+        at = time.time() - 60.0 / epoch
+        os.utime(store.path(1, epoch), (at, at))
+    saved_by_older_software(store, 5)
+    assert store.current(1) == [5, 4, 3]
+    store.save(1, 6, *state(6))
+    assert store.current(1)[:2] == [6, 5]
 
 
 def test_a_writing_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
