@@ -8,7 +8,7 @@ import pytest
 
 from node.core.ids import PeerId
 from node.core.journey import Hop, Path
-from node.epoch.leader.inspection import FORGOTTEN, LEAST, Inspection, Liar, Usual
+from node.epoch.leader.inspection import FORGOTTEN, LEAST, WINDOW, Inspection, Liar, Usual
 from node.epoch.leader.routing import PARTNERS, crossed
 from node.epoch.peers.observations import Observation, Observed, TensorKind
 from node.pipeline.events import Direction
@@ -256,11 +256,15 @@ def test_of_two_that_contradict_each_other_nobody_is_banned() -> None:
 
 
 ONE_BEFORE_THREE = "s0a s1a s2a s2b s2c"
+WITHOUT_ONE = "s0a s1a s2a s2c"
 
 
 def disputed(accused: str, others: Iterable[str], working: str = ONE_BEFORE_THREE) -> Observed:
     """The only replica of stage 1 contradicts one of stage 2, and agrees with the others."""
     return pairs(("s1a", accused), agreed=[("s1a", p) for p in others], working=working)
+
+
+HONEST = pairs(agreed=[("s1a", "s2a"), ("s1a", "s2c")], working=WITHOUT_ONE)
 
 
 def test_who_contradicts_the_only_replica_that_another_agrees_with_is_banned() -> None:
@@ -277,13 +281,18 @@ def test_who_contradicts_the_only_replica_that_another_agrees_with_is_banned() -
 def test_the_only_replica_gets_at_most_one_of_its_neighbours_out() -> None:
     inspection = Inspection()
     seen = [disputed("s2b", ["s2a", "s2c"])] * LEAST
-    seen += [disputed("s2c", ["s2a"], "s0a s1a s2a s2c")] * LEAST * 2
-    seen += [disputed("s2a", ["s2c"], "s0a s1a s2a s2c")] * LEAST * 2
-    found = judged(inspection, seen)
-    assert found.pop(0)[1].peer == "s2b"
-    assert {liar.peer for _, liar in found} == {"s1a"}
-    again = judged(inspection, [disputed("s2b", ["s2a", "s2c"])] * 3 * LEAST)
-    assert again[0][1].peer == "s2b", "it may be the liar of the first time"
+    seen += [disputed("s2c", ["s2a"], WITHOUT_ONE)] * 30
+    assert [(number, liar.peer) for number, liar in judged(inspection, seen)] == [(LEAST, "s2b")]
+    found = judged(inspection, [disputed("s2a", ["s2c"], WITHOUT_ONE)] * 30)
+    assert [liar.peer for _, liar in found] == ["s1a"], "it contradicts two within few epochs"
+    again = judged(inspection, [HONEST] * WINDOW + [disputed("s2b", ["s2a", "s2c"])] * LEAST)
+    assert [liar.peer for _, liar in again] == ["s2b"], "it may be the liar of the first time"
+
+
+def test_a_second_liar_does_not_get_the_only_replica_banned() -> None:
+    seen = [disputed("s2b", ["s2a", "s2c"])] * LEAST + [HONEST] * 20
+    seen += [disputed("s2c", ["s2a"], WITHOUT_ONE)] * 30
+    assert [(n, liar.peer) for n, liar in judged(Inspection(), seen)] == [(LEAST, "s2b")]
 
 
 def test_a_silent_peer_beside_the_only_replica_of_a_stage_is_banned_once() -> None:

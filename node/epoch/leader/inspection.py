@@ -361,10 +361,6 @@ class Inspection:
         alone. In several epochs. Two liars with equally many contradictions do not hide each
         other."""
         others = {peer: set[PeerId]().union(*self._record(peer).contradicted) for peer in present}
-        for witness, peer in self._believed.items():
-            # A single witness that was believed against one peer is not believed against another.
-            if others.get(witness):
-                others[witness].add(peer)
         found: list[PeerId] = []
         for peer, of in sorted(others.items()):
             epochs = sum(map(bool, self._record(peer).contradicted))
@@ -382,7 +378,8 @@ class Inspection:
     def _believes(self, witness: PeerId, peer: PeerId, seen: Observed) -> bool:
         """Return True if the word of ``witness`` alone counts against ``peer``: nobody can be put
         in its place, another replica agrees with it, and its word alone has counted against nobody
-        else. So one liar gets at most one honest peer out."""
+        else. So one liar gets at most one honest peer out. Which of two lies that contradict each
+        other after that is open: the first verdict may have been right or wrong."""
         return self._believed.get(witness, peer) == peer and seen.outvotes(witness, peer)
 
     def _is_beyond_chance(self, record: InspectionRecord, about: tuple[TensorKind, int]) -> bool:
